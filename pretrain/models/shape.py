@@ -1,0 +1,42 @@
+"""The shape of the one backbone: values only, no torch, so that `--help` stays quick."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneShape:
+    """Sizes and switches of the backbone. Defaults are GLM-Base (Du et al. 2022)."""
+
+    num_layers: int = 12
+    """Transformer blocks."""
+    hidden_size: int = 768
+    """Width D of the residual stream."""
+    num_heads: int = 12
+    """Attention heads; they divide hidden_size."""
+    dropout_prob: float = 0.1
+    """Dropout on the embedding sum, the attention output and the MLP output."""
+    attention_dropout_prob: float = 0.1
+    """Dropout on attention weights (the published path). Packed recipes set 0, which keeps the fast kernels."""
+    init_std: float = 0.02
+    """Standard deviation of the normal initialisation; residual outputs use init_std / sqrt(2 num_layers)."""
+    norm_order: Literal["pre", "post"] = "pre"
+    """LayerNorm before each sublayer (GLM, GPT-2) or after its residual sum (BERT, GPT)."""
+    gelu: Literal["tanh", "erf"] = "tanh"
+    """GELU flavour: tanh approximation (GLM, GPT-2) or exact (BERT)."""
+    norm_eps: float = 1e-5
+    """LayerNorm epsilon."""
+    block_positions: bool = True
+    """Whether a second position table (inside the blank) is added: GLM's 2D positions."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}.")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"model.num_heads must divide model.hidden_size {self.hidden_size}, got {self.num_heads}."
+            )
+        for name in ("dropout_prob", "attention_dropout_prob"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"model.{name} must lie in [0, 1), got {getattr(self, name)}.")
