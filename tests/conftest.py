@@ -1,0 +1,57 @@
+"""Settings every test runs under, the reason why a gpu test is skipped, and the time each room took."""
+
+import os
+import shutil
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _has_nvidia_driver() -> bool:
+    if shutil.which("nvidia-smi") is None:
+        return False
+    return subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).returncode == 0
+
+
+HAS_GPU = _has_nvidia_driver()
+# Before torch is imported by any test; child processes inherit both.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not HAS_GPU:
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+_elapsed_s: dict[str, float] = defaultdict(float)
+_num_tests: dict[str, int] = defaultdict(int)
+
+
+def _room(path: str) -> str:
+    parts = Path(path).parts
+    return parts[1] if len(parts) > 2 else "."
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not HAS_GPU:
+        pytest.skip("no NVIDIA driver on this machine")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    room = _room(report.nodeid.split("::")[0])
+    _elapsed_s[room] += report.duration
+    _num_tests[room] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _elapsed_s:
+        return
+    terminalreporter.section("time per room")
+    for room, elapsed_s in sorted(_elapsed_s.items(), key=lambda entry: -entry[1]):
+        terminalreporter.line(f"{elapsed_s:8.1f} s  {_num_tests[room]:5d} tests  tests/{room}")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return ROOT
