@@ -1,14 +1,15 @@
-"""Random numbers that are a pure function of what they are for: hashes of (seed, epoch, document, draw number).
+"""Random numbers as pure functions: hashes of (seed, epoch, document, draw number).
 
-No generator has a state that could depend on the rank, the worker or the length of the run, and a million
-draws are a few array operations. The hash is the finalizer of splitmix64 (Steele, Lea and Flood 2014).
+No generator has a state that could depend on the rank, the worker or the length of the run, and a
+million draws are a few array operations. The hash is the finalizer of splitmix64 (Steele, Lea and
+Flood 2014).
 
     keys_N = key(seed, epoch, document_N, start_N)      one key for each piece of text
     uniform(keys_N, 0)                                  its draw number 0, in [0, 1)
     uniform_int(keys_N, 1, bound_N)                     its draw number 1, in 0..bound - 1
 
-Draws of one key with different numbers are independent, and so are the draws of different keys. Whoever needs
-many draws of a key at once repeats the key and passes an array of draw numbers.
+Draws of one key with different numbers are independent, and so are the draws of different keys.
+Whoever needs many draws of a key at once repeats the key and passes an array of draw numbers.
 """
 
 import numpy as np
@@ -21,7 +22,7 @@ _SHIFTS = (30, 27, 31)
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The splitmix64 finalizer of every element: a bijection of 64-bit words that leaves no visible pattern."""
+    """The splitmix64 finalizer of every element: a bijection of 64-bit words without pattern."""
     mixed = np.array(x, dtype=np.uint64, ndmin=1)
     shifted = np.empty_like(mixed)
     for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
@@ -34,7 +35,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def mix_ints(*values: int) -> int:
-    """One 64-bit hash of a few Python integers, their order included; for seeds, epochs and stream names."""
+    """One 64-bit hash of a few Python integers and their order: seeds, epochs, names of streams."""
     state = 0
     for value in values:
         state = (state + value + GOLDEN) & WORD_MASK
@@ -47,7 +48,7 @@ def mix_ints(*values: int) -> int:
 def key(
     seed: int, epoch: int, document_N: NDArray[np.int64], start_N: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """The hash key of N pieces of text: the same for a piece whatever the other pieces beside it are.
+    """The hash keys of N pieces of text; the key of a piece does not depend on the others.
 
     document_N: document numbers inside the split; start_N: first token of the piece inside its document.
     """
@@ -59,7 +60,7 @@ def key(
 
 
 def draws(keys: NDArray[np.uint64], draw: ArrayLike) -> NDArray[np.uint64]:
-    """64 random bits for each key: its draw with the given number (an integer >= 0, or an array of them)."""
+    """64 random bits for each key; draw: the number of the draw, >= 0, or an array of numbers."""
     if isinstance(draw, int):
         return mix(keys + np.uint64((draw + 1) * GOLDEN & WORD_MASK))
     steps = np.asarray(draw).astype(np.uint64)
@@ -72,9 +73,9 @@ def uniform(keys: NDArray[np.uint64], draw: ArrayLike) -> NDArray[np.float64]:
 
 
 def uniform_int(keys: NDArray[np.uint64], draw: ArrayLike, bound: ArrayLike) -> NDArray[np.int64]:
-    """An integer in 0..bound - 1 for each key; bound: one integer or one for each key, in 1..2^32.
+    """An integer in 0..bound - 1 for each key; bound: one for all or one for each, in 1..2^32.
 
-    The upper 32 bits are scaled by the bound; the bias of bound / 2^32 is far below what can be seen.
+    The upper 32 bits are scaled by the bound: a bias of bound / 2^32, far below what can be seen.
     """
     bounds = np.asarray(bound).astype(np.uint64)
     return (((draws(keys, draw) >> np.uint64(32)) * bounds) >> np.uint64(32)).astype(np.int64)
