@@ -50,7 +50,7 @@ def key(
 ) -> NDArray[np.uint64]:
     """The hash keys of N pieces of text; the key of a piece does not depend on the others.
 
-    document_N: document numbers inside the split; start_N: first token of the piece inside its document.
+    document_N: document numbers inside the split; start_N: the piece's first token in its document.
     """
     documents = np.asarray(document_N).astype(np.uint64) * np.uint64(GOLDEN)
     starts = np.asarray(start_N).astype(np.uint64) * np.uint64(GOLDEN)

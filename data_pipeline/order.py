@@ -1,4 +1,4 @@
-"""Which documents come when: a keyed bijection of the corpus that stores nothing and starts at once.
+"""Which documents come when: a keyed bijection that stores nothing and starts at once.
 
 An epoch visits every document once. Blocks of 256 consecutive documents are shuffled over the
 corpus, so that a window touches a few thousand bytes of index in each of its blocks and not one
@@ -10,7 +10,7 @@ page per document; then the documents of a window are shuffled among themselves.
 
 Both shuffles are Feistel networks (Luby and Rackoff 1988) of four rounds on just as many bits as
 the numbers need, with cycle walking: a result that is no valid number is sent through again until
-it is one. Less than half of the results are invalid: the walk takes fewer than two steps on average.
+it is one. Less than half of the results are invalid: the walk takes under two steps on average.
 """
 
 from dataclasses import dataclass
@@ -72,8 +72,8 @@ def window_documents(
 ) -> NDArray[np.int64]:
     """Document numbers of one window in their order, int64 (N,).
 
-    num_windows: windows of an epoch, at most the number of blocks. Together they hold every document
-    once, and each holds as many blocks as the others or one more.
+    num_windows: windows of an epoch, at most the number of blocks. Together they hold every
+    document once, and each holds as many blocks as the others or one more.
     """
     blocks = num_blocks(num_documents)
     assert 0 <= window < num_windows <= blocks
