@@ -1,4 +1,4 @@
-"""Settings every test runs under, the reason why a gpu test is skipped, and the time each room took."""
+"""Settings of every test, the reason why a gpu test is skipped, and the time each room took."""
 
 import os
 import shutil

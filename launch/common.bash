@@ -1,0 +1,89 @@
+# shellcheck shell=bash
+# What the scripts of this folder share: who are we started by, and which interpreter trains.
+#
+#   launch SCRIPT VERB RECIPE ARGS...
+#
+# becomes one rank of `python -m pretrain VERB` where a launcher has already set RANK and WORLD_SIZE, and starts
+# SCRIPT again under the deepspeed launcher where nobody has. RECIPE is used when ARGS name no --config.
+# A relative path in ARGS counts from the folder of the caller: nothing here changes the folder.
+#
+#   PYTHON    the interpreter; by default python3, or .venv/bin/python of this repository where python3 has no deepspeed
+#   DS_ARGS   flags of the deepspeed launcher for the bare form, such as "--num_gpus 2"
+
+launch() {
+  local script=$1 verb=$2 recipe=$3
+  shift 3
+  local root
+  root=$(cd -- "$(dirname -- "$script")/.." >/dev/null && pwd)
+  export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+  PYTHON=$(interpreter "$root")
+  export PYTHON # to the ranks, which may not have our PATH
+
+  if has_flag --help "$@" || has_flag -h "$@"; then
+    worker "$verb" "$@"
+  fi
+  has_flag --config "$@" || set -- --config "$recipe" "$@"
+  if has_flag --print_config "$@"; then # needs no launcher either
+    worker "$verb" "$@"
+  fi
+  if [[ -n "${RANK:-}" && -n "${WORLD_SIZE:-}" ]]; then # under deepspeed or torchrun
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_per_rank)}
+    worker "$verb" "$@"
+  fi
+  bare "$script" "$@"
+}
+
+worker() { # this process becomes the rank, so that signals of the launcher reach it; -P: the caller's folder shadows nothing
+  exec "$PYTHON" -P -u -m pretrain "$@"
+}
+
+bare() {
+  local script=$1
+  shift
+  local flags=()
+  read -r -a flags <<<"${DS_ARGS:-}"
+  if [[ " ${DS_ARGS:-} " != *" --master_port"* ]]; then
+    flags+=("--master_port=$(free_port)")
+  fi
+  if [[ -f /job/hostfile && " ${DS_ARGS:-} " != *hostfile* ]]; then
+    echo "launch: /job/hostfile exists, so deepspeed starts on the hosts it lists; DS_ARGS='--hostfile /dev/null' stays here." >&2
+  fi
+  exec "$PYTHON" -P -m deepspeed.launcher.runner "${flags[@]}" "$script" "$@"
+}
+
+interpreter() {
+  local root=$1
+  if [[ -n "${PYTHON:-}" ]]; then
+    printf '%s\n' "$PYTHON"
+  elif has_deepspeed python3; then
+    printf 'python3\n'
+  elif [[ -x "$root/.venv/bin/python" ]]; then
+    printf '%s\n' "$root/.venv/bin/python"
+  else
+    echo "launch: python3 has no deepspeed, and there is no .venv here. Run: make -C '$root' setup" >&2
+    return 2
+  fi
+}
+
+has_deepspeed() {
+  "$1" -P -c 'import importlib.util as u, sys; sys.exit(u.find_spec("deepspeed") is None)' 2>/dev/null
+}
+
+free_port() {
+  "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+threads_per_rank() {
+  local ranks=${LOCAL_WORLD_SIZE:-${LOCAL_SIZE:-1}} cores
+  cores=$("$PYTHON" -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
+  echo $((cores > ranks ? cores / ranks : 1))
+}
+
+has_flag() { # FLAG ARGS...: is FLAG, or FLAG=..., among ARGS
+  local flag=$1 argument
+  shift
+  for argument in "$@"; do
+    [[ "$argument" == "$flag" || "$argument" == "$flag="* ]] && return 0
+  done
+  return 1
+}

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+''':' # bash: the no-op ':'.  Python: the start of a string that ends near the bottom.
+# Pretrains GLM. One file that is bash and Python, so that each of these starts the same training:
+#
+#   deepspeed launch/pretrain_glm.sh                       the base model, launch/recipes/glm_base.yaml
+#   deepspeed --num_gpus 2 launch/pretrain_glm.sh --config launch/recipes/demo.yaml --optimizer.lr 1e-3
+#   deepspeed --no_python launch/pretrain_glm.sh ...
+#   bash launch/pretrain_glm.sh ...                        flags of the launcher: DS_ARGS="--num_gpus 2"
+#   torchrun --nproc-per-node 2 launch/pretrain_glm.sh ... also with --no-python
+#   bash launch/pretrain_glm.sh --help                     every setting, at once
+#
+# Rules for this half: no three quotes in a row, a backslash only at the end of a line.
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
+# shellcheck source=launch/common.bash
+. "$here/common.bash"
+launch "$here/$(basename -- "${BASH_SOURCE[0]}")" train "$here/recipes/glm_base.yaml" "$@"
+exit 70
+# shellcheck disable=SC2317  # the rest is Python's
+: <<'#END'
+'''
+import importlib.util
+import os
+import sys
+
+if importlib.util.find_spec("deepspeed"):
+    os.environ.setdefault("PYTHON", sys.executable)
+os.execvp("bash", ["bash", os.path.abspath(__file__), *sys.argv[1:]])
+#END
