@@ -1,0 +1,81 @@
+"""Which keys a query sees, as one interval of keys per query; no T x T tensor is needed to say it.
+
+Key j is visible to query i of the same packed row iff `lo[i] <= j < hi[i]`. For a document that
+starts at `start` and whose first `sep` tokens see each other, lo = start and hi = max(i + 1,
+start + sep): GLM and prefix-LM. sep = 0 is GPT, sep = the document's length is BERT. Documents
+packed into one row never see each other. Padding has document -1 and lo = hi = 0: it sees nothing
+and nothing sees it.
+
+Two documents of 3 and 2 tokens with sep 2 and 0, then one position of padding:
+
+    lo        0 0 0 3 3 0          key      0 1 2 3 4 5
+    hi        2 2 3 4 5 0          query 0  x x . . . .
+    document  0 0 0 1 1 -1               1  x x . . . .
+                                         2  x x x . . .
+                                         3  . . . x . .
+                                         4  . . . x x .
+                                         5  . . . . . .
+
+Inside the documents of a row lo and hi rise with i, so the queries that see one key form one
+interval too: blocks of queries or keys are skipped exactly, forward and backward.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """lo, hi, document: (B, T) integers, in packed coordinates. Masks are built once and kept."""
+
+    lo: Tensor
+    hi: Tensor
+    document: Tensor
+    _cache: dict[object, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def dense_mask(self) -> Tensor:
+        """True where the query (third axis) sees the key (last axis): bool (B, 1, T, T)."""
+        if "dense" not in self._cache:
+            key_T = torch.arange(self.lo.shape[1], device=self.lo.device, dtype=self.lo.dtype)
+            above = key_T >= self.lo[:, :, None]
+            below = key_T < self.hi[:, :, None]
+            self._cache["dense"] = (above & below & ~self.padding()[:, :, None])[:, None]
+        return self._cache["dense"]
+
+    def additive_mask(self, dtype: torch.dtype) -> Tensor:
+        """0 where a key is visible and -inf where not: (B, 1, T, T), to be added to scores.
+
+        Rows of padding are 0 throughout, since a softmax over nothing is NaN; what they read has
+        to be discarded by the caller.
+        """
+        if dtype not in self._cache:
+            dense = self.dense_mask()
+            hidden = ~(dense | self.padding()[:, None, :, None])
+            zeros = torch.zeros(dense.shape, dtype=dtype, device=dense.device)
+            self._cache[dtype] = zeros.masked_fill_(hidden, float("-inf"))
+        return self._cache[dtype]
+
+    def padding(self) -> Tensor:
+        """True at positions that belong to no document: bool (B, T)."""
+        return self.document < 0
+
+    def num_visible_pairs(self) -> Tensor:
+        """Pairs of query and visible key in all rows: an int64 scalar tensor (no device sync)."""
+        return (self.hi.long() - self.lo).masked_fill(self.padding(), 0).sum()
+
+
+def single_documents(lengths_B: Tensor, seps_B: Tensor, num_tokens: int) -> Visibility:
+    """Rows of one document each: its first sep tokens see each other, the rest see the past.
+
+    lengths_B, seps_B: (B,) integers, sep <= length <= num_tokens; from length on is padding.
+    """
+    index_T = torch.arange(num_tokens, device=lengths_B.device)
+    inside_BT = index_T < lengths_B[:, None]
+    hi_BT = torch.maximum(index_T + 1, seps_B[:, None]) * inside_BT
+    return Visibility(
+        lo=torch.zeros_like(hi_BT, dtype=torch.int32),
+        hi=hi_BT.int(),
+        document=inside_BT.int() - 1,
+    )

@@ -1,0 +1,51 @@
+"""The sum of three embeddings, forward and backward."""
+
+import torch
+
+from kernels.dispatch import embedding_2d
+
+
+def tables():
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(rows, 3, generator=generator, dtype=torch.float64).requires_grad_()
+        for rows in (7, 5, 4)
+    ]
+
+
+IDS, POSITION, BLOCK = (
+    torch.tensor([[1, 6, 1]]),
+    torch.tensor([[0, 1, 1]]),
+    torch.tensor([[0, 1, 2]]),
+)
+
+
+def test_each_token_is_the_sum_of_its_three_rows():
+    token, position, block = tables()
+    x = embedding_2d(IDS, POSITION, BLOCK, token, position, block)
+    assert torch.equal(x[0, 1], token[6] + position[1] + block[1])
+    assert x.shape == (1, 3, 3)
+
+
+def test_without_a_block_table_two_rows_are_summed():
+    token, position, _ = tables()
+    x = embedding_2d(IDS, POSITION, None, token, position, None)
+    assert torch.equal(x[0, 2], token[1] + position[1])
+
+
+def test_gradients_add_up_where_a_row_is_used_twice():
+    token, position, block = tables()
+    embedding_2d(IDS, POSITION, BLOCK, token, position, block).sum().backward()
+    assert token.grad.sum(1).tolist() == [0, 6, 0, 0, 0, 0, 3]
+    assert position.grad.sum(1).tolist() == [3, 6, 0, 0, 0]
+    assert block.grad.sum(1).tolist() == [3, 3, 3, 0]
+
+
+def test_gradients_match_finite_differences():
+    assert torch.autograd.gradcheck(lambda *t: embedding_2d(IDS, POSITION, BLOCK, *t), tables())
+
+
+def test_int32_indices_do_as_well():
+    token, position, block = tables()
+    x = embedding_2d(IDS.int(), POSITION.int(), BLOCK.int(), token, position, block)
+    assert torch.equal(x, embedding_2d(IDS, POSITION, BLOCK, token, position, block))
