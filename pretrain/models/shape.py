@@ -17,9 +17,9 @@ class BackboneShape:
     dropout_prob: float = 0.1
     """Dropout on the embedding sum, the attention output and the MLP output."""
     attention_dropout_prob: float = 0.1
-    """Dropout on attention weights (the published path). Packed recipes set 0, which keeps the fast kernels."""
+    """Dropout on attention weights (the published path); packed recipes set 0 for the fast kernels."""
     init_std: float = 0.02
-    """Standard deviation of the normal initialisation; residual outputs use init_std / sqrt(2 num_layers)."""
+    """Standard deviation of the initialisation; residual outputs: init_std / sqrt(2 num_layers)."""
     norm_order: Literal["pre", "post"] = "pre"
     """LayerNorm before each sublayer (GLM, GPT-2) or after its residual sum (BERT, GPT)."""
     gelu: Literal["tanh", "erf"] = "tanh"
@@ -35,7 +35,8 @@ class BackboneShape:
                 raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}.")
         if self.hidden_size % self.num_heads:
             raise ValueError(
-                f"model.num_heads must divide model.hidden_size {self.hidden_size}, got {self.num_heads}."
+                f"model.num_heads must divide model.hidden_size {self.hidden_size}, "
+                f"got {self.num_heads}."
             )
         for name in ("dropout_prob", "attention_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:

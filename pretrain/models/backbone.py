@@ -1,0 +1,228 @@
+"""The one Transformer of every objective: ids, positions and visibility in, hidden states out.
+
+    backbone = Backbone(BackboneShape(), vocab_size=30592, num_positions=513, generator=generator)
+    hidden_BTD = backbone(ids_BT, positions_B2T, Visibility(lo, hi, document))
+    logits_NV = backbone.logits(hidden_BTD.flatten(0, 1).index_select(0, target_index_N))
+
+Who sees whom is the visibility's matter alone: the same weights serve as encoder (sep = n), decoder
+(sep = 0) and GLM (in between). Logits are the product with the token table (tied, no bias).
+
+Initialisation: N(0, init_std), the two outputs into the residual stream N(0, init_std / sqrt(2
+layers)), biases 0, LayerNorm 1 and 0. Every module draws its own parameters in its own __init__, on
+the CPU in fp32 from the generator, and copies them to where they live. So the weights are the same
+for every ZeRO stage, number of ranks, device and dtype, and construction is right inside
+`deepspeed.zero.Init` (which takes a module's parameters away when its __init__ ends) and under
+`torch.device("meta")`.
+
+Pre-LN: x + f(LN(x)), with a last LayerNorm (GLM, GPT-2). Post-LN: LN(x + f(x)), without one (GPT).
+GLM (Du et al. 2022), section 2.2; published layout in pretrain/convert.py.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernels.dispatch import attention, embedding_2d
+from kernels.visibility import Visibility
+from pretrain.models.shape import BackboneShape
+
+
+def num_positions(shape: BackboneShape, source_tokens: int) -> int:
+    """Rows of each position table for documents of up to `source_tokens` tokens.
+
+    With block positions one more, as in the published code: a block of n tokens counts 1 .. n + 1.
+    """
+    return source_tokens + 1 if shape.block_positions else source_tokens
+
+
+def check_positions(positions: Tensor, table_rows: int) -> None:
+    """ValueError when a position (any shape of integers) lies beyond a table of `table_rows` rows.
+
+    Reads the values, so call it on CPU tensors, before they are sent to a GPU.
+    """
+    highest = int(positions.max()) if positions.numel() else 0
+    if highest >= table_rows:
+        raise ValueError(
+            f"position {highest} lies beyond the position table: it must be below {table_rows}. "
+            f"Shorten the text, or use a model trained with a larger source_tokens."
+        )
+
+
+def normal_parameter(
+    num_rows: int, num_columns: int, std: float, generator: torch.Generator
+) -> nn.Parameter:
+    """A matrix drawn from N(0, std), the same values whatever the default device and dtype are."""
+    parameter = nn.Parameter(torch.empty(num_rows, num_columns))
+    if not parameter.is_meta:
+        # torch.normal, because zero.Init casts what torch.empty and torch.randn return.
+        values = torch.normal(
+            0.0,
+            std,
+            (num_rows, num_columns),
+            generator=generator,
+            device="cpu",
+            dtype=torch.float32,
+        )
+        parameter.data.copy_(values)
+    return parameter
+
+
+class Linear(nn.Module):
+    """y = x W^T + b with W ~ N(0, std) and b = 0."""
+
+    def __init__(
+        self, num_inputs: int, num_outputs: int, std: float, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.weight = normal_parameter(num_outputs, num_inputs, std, generator)
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding2D(nn.Module):
+    """Token, position and block-position tables; their sum, then dropout."""
+
+    def __init__(
+        self, shape: BackboneShape, vocab_size: int, num_positions: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        width, std = shape.hidden_size, shape.init_std
+        self.dropout_prob = shape.dropout_prob
+        self.token_table = normal_parameter(vocab_size, width, std, generator)
+        self.position_table = normal_parameter(num_positions, width, std, generator)
+        self.block_table = None
+        if shape.block_positions:
+            self.block_table = normal_parameter(num_positions, width, std, generator)
+
+    def forward(self, ids_BT: Tensor, positions_BCT: Tensor) -> Tensor:
+        has_blocks = self.block_table is not None
+        x_BTD = embedding_2d(
+            ids_BT,
+            positions_BCT[:, 0],
+            positions_BCT[:, 1] if has_blocks else None,
+            self.token_table,
+            self.position_table,
+            self.block_table,
+        )
+        return F.dropout(x_BTD, self.dropout_prob, self.training)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention over what visibility shows; rows of qkv are all q, all k, all v."""
+
+    def __init__(self, shape: BackboneShape, generator: torch.Generator) -> None:
+        super().__init__()
+        width = shape.hidden_size
+        self.num_heads = shape.num_heads
+        self.dropout_prob = shape.attention_dropout_prob
+        self.qkv = Linear(width, 3 * width, shape.init_std, generator)
+        self.output = Linear(width, width, residual_std(shape), generator)
+
+    def forward(self, x_BTD: Tensor, visibility: Visibility) -> Tensor:
+        qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, self.num_heads, -1))
+        q_BTHK, k_BTHK, v_BTHK = qkv_BT3HK.unbind(dim=2)
+        dropout_prob = self.dropout_prob if self.training else 0.0
+        out_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, visibility, dropout_prob=dropout_prob)
+        return self.output(out_BTHK.flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Two linear maps, 4 D wide inside, with GELU between them."""
+
+    def __init__(self, shape: BackboneShape, generator: torch.Generator) -> None:
+        super().__init__()
+        width = shape.hidden_size
+        self.gelu_flavour = "tanh" if shape.gelu == "tanh" else "none"
+        self.up = Linear(width, 4 * width, shape.init_std, generator)
+        self.down = Linear(4 * width, width, residual_std(shape), generator)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x_BTD), approximate=self.gelu_flavour))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with its LayerNorm, dropout and residual sum."""
+
+    def __init__(self, shape: BackboneShape, generator: torch.Generator) -> None:
+        super().__init__()
+        self.norm_first = shape.norm_order == "pre"
+        self.dropout_prob = shape.dropout_prob
+        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.attention = SelfAttention(shape, generator)
+        self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.mlp = FeedForward(shape, generator)
+
+    def forward(self, x_BTD: Tensor, visibility: Visibility) -> Tensor:
+        if self.norm_first:
+            x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), visibility))
+            return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
+        x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD, visibility)))
+        return self.mlp_norm(x_BTD + self.dropout(self.mlp(x_BTD)))
+
+    def dropout(self, x_BTD: Tensor) -> Tensor:
+        return F.dropout(x_BTD, self.dropout_prob, self.training)
+
+
+class Backbone(nn.Module):
+    """Embeddings, layers and, with pre-LN, a last LayerNorm."""
+
+    def __init__(
+        self,
+        shape: BackboneShape,
+        *,
+        vocab_size: int,
+        num_positions: int,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """vocab_size: rows of the token table, padded to a multiple of 128 by the caller.
+
+        num_positions: rows of each position table (see the function of that name). generator: a
+        CPU generator the weights are drawn from; None is one seeded with 0, for weights that are
+        loaded afterwards.
+        """
+        super().__init__()
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.shape = shape
+        self.vocab_size = vocab_size
+        self.num_positions = num_positions
+        self.embedding = Embedding2D(shape, vocab_size, num_positions, generator)
+        self.layers = nn.ModuleList(Layer(shape, generator) for _ in range(shape.num_layers))
+        self.final_norm = None
+        if shape.norm_order == "pre":
+            self.final_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
+
+    def forward(self, ids_BT: Tensor, positions_BCT: Tensor, visibility: Visibility) -> Tensor:
+        """Hidden states (B, T, D).
+
+        positions_BCT: (B, 2, T), position and block position; (B, 1, T) will do without block
+        positions. Raises ValueError for a position beyond the table when positions lie on the CPU;
+        those on a GPU are not read, which would stall it: call `check_positions` before sending.
+        """
+        if positions_BCT.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_positions(positions_BCT, self.num_positions)
+        x_BTD = self.embedding(ids_BT, positions_BCT)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, visibility)
+        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Scores over the vocabulary, (..., V), for hidden states (..., D)."""
+        return F.linear(hidden_ND, self.embedding.token_table)
+
+
+def residual_std(shape: BackboneShape) -> float:
+    """Standard deviation of the matrices that write into the residual stream."""
+    return shape.init_std / math.sqrt(2 * shape.num_layers)
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Whether weight decay acts on a parameter: matrices and tables, not biases and LayerNorm.
+
+    Told by its name, not its shape: under ZeRO-3 every parameter looks empty.
+    """
+    owner, _, last = name.rpartition(".")
+    return last != "bias" and not owner.endswith("norm")

@@ -1,0 +1,95 @@
+"""GLM: blanks are written again, token by token, from the text around them (Du et al. 2022, 2).
+
+Terms: `total`, which is optimised, and one per kind of blank (token, sentence, document, single)
+for reporting; each is the sum of weighted cross entropies in nats and the sum of the weights.
+
+    objective = GlmObjective(BlankConfig(), weight=1.0)
+    transform = objective.transform(special, source_tokens=512, vocab_size=50000)
+    inputs = objective.inputs(batch)                            # on the CPU
+    terms = ObjectiveModel(backbone)(objective, inputs)         # terms["total"].sum, .count
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from data_pipeline.rows import KINDS
+from data_pipeline.special import SpecialIds
+from data_pipeline.transforms.blank import BlankConfig, BlankTransform
+from kernels.visibility import Visibility
+from pretrain.models.backbone import Backbone
+from pretrain.objectives.loss import LossTerm, target_losses
+
+
+class PackedBatch(Protocol):
+    """Tensors (B, T) of data_pipeline.rows.PackedRows, as the loader delivers them."""
+
+    ids: Tensor
+    position: Tensor
+    block_position: Tensor
+    targets: Tensor
+    weights: Tensor
+    kind: Tensor
+    document: Tensor
+    lo: Tensor
+    hi: Tensor
+
+
+class GlmObjective:
+    """Autoregressive blank infilling with 2D positions."""
+
+    name = "glm"
+    optimised: tuple[str, ...] = ("total",)
+
+    def __init__(self, blanks: BlankConfig, *, weight: float = 1.0) -> None:
+        self.blanks = blanks
+        self.weight = weight
+
+    def transform(
+        self, special: SpecialIds, *, source_tokens: int, vocab_size: int
+    ) -> BlankTransform:
+        """How a document becomes a training row; see BlankTransform."""
+        return BlankTransform(
+            self.blanks, special, source_tokens=source_tokens, vocab_size=vocab_size
+        )
+
+    def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """What the forward pass reads, from a batch on the CPU, where finding the targets is free.
+
+        ids, lo, hi, document (B, T); positions (B, 2, T); target_index, targets, weights, kind (N,)
+        of the N positions whose weight is above 0.
+        """
+        target_index_N = batch.weights.flatten().nonzero().flatten()
+        return {
+            "ids": batch.ids,
+            "positions": torch.stack((batch.position, batch.block_position), dim=1),
+            "lo": batch.lo,
+            "hi": batch.hi,
+            "document": batch.document,
+            "target_index": target_index_N,
+            "targets": batch.targets.flatten()[target_index_N].long(),
+            "weights": batch.weights.flatten()[target_index_N].float(),
+            "kind": batch.kind.flatten()[target_index_N],
+        }
+
+    def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sum of the weights of all targets, under `total`."""
+        return {"total": inputs["weights"].sum()}
+
+    def loss_terms(self, backbone: Backbone, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:
+        """`total`, with its graph, and one term per kind of blank, without."""
+        visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
+        hidden_BTD = backbone(inputs["ids"], inputs["positions"], visibility)
+        losses_N = target_losses(backbone, hidden_BTD, inputs["target_index"], inputs["targets"])
+        weights_N = inputs["weights"]
+        weighted_N = losses_N * weights_N
+        terms = {"total": LossTerm(weighted_N.sum(), weights_N.sum())}
+        for number, kind in enumerate(KINDS):
+            if number > 0:
+                is_kind = inputs["kind"] == number
+                terms[kind] = LossTerm(
+                    (weighted_N.detach() * is_kind).sum(), (weights_N * is_kind).sum()
+                )
+        return terms

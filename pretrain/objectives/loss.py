@@ -1,0 +1,74 @@
+"""What all objectives share: named loss terms, and the module that the engine wraps.
+
+A trainer knows no objective by name. For every objective of a run and every micro-batch it does
+
+    inputs = objective.inputs(batch)          # CPU tensors; the number of targets is known here
+    counts = objective.counts(inputs)         # before any forward: what the step divides by
+    inputs = {name: t.to(device, non_blocking=True) for name, t in inputs.items()}
+    terms = model(objective, inputs)          # one forward of ObjectiveModel, so that hooks fire
+    loss = objective.weight * sum(terms[t].sum / global_counts[t] for t in objective.optimised)
+
+and sums `terms` over micro-batches and ranks for reporting: a mean is sum / count of the whole,
+never a mean of means.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pretrain.models.backbone import Backbone
+
+
+class LossTerm(NamedTuple):
+    """A sum of weighted losses in nats and the sum of their weights: fp32 scalar tensors.
+
+    Only the terms that are optimised carry a graph.
+    """
+
+    sum: Tensor
+    count: Tensor
+
+
+class Objective(Protocol):
+    """One way to learn from a batch. It never sees ranks, steps or devices."""
+
+    name: str
+    weight: float  # factor of its loss in the run's sum
+    optimised: tuple[str, ...]  # the terms whose sum / count are minimised; the others are reports
+
+    def inputs(self, batch: Any) -> dict[str, Tensor]:
+        """The tensors that the forward pass needs, from a loader's batch on the CPU."""
+        ...
+
+    def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The count of every optimised term, without a forward pass: what the step divides by."""
+        ...
+
+    def loss_terms(self, backbone: Backbone, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:
+        """All terms of one micro-batch."""
+        ...
+
+
+class ObjectiveModel(nn.Module):
+    """Owns the backbone; its forward is an objective's loss terms. The engine wraps this."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, objective: Objective, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:
+        return objective.loss_terms(self.backbone, inputs)
+
+
+def target_losses(
+    backbone: Backbone, hidden_BTD: Tensor, target_index_N: Tensor, targets_N: Tensor
+) -> Tensor:
+    """Cross entropy of the targets alone, in nats and fp32: (N,). No other logits are computed.
+
+    target_index_N: int64, b x T + t of each target. N = 0 gives an empty tensor that still hangs on
+    the graph, so that a rank without targets runs the same backward pass as the others.
+    """
+    hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, target_index_N)
+    return F.cross_entropy(backbone.logits(hidden_ND).float(), targets_N, reduction="none")
