@@ -12,7 +12,6 @@ for reporting; each is the sum of weighted cross entropies in nats and the sum o
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from data_pipeline.rows import KINDS
@@ -24,11 +23,10 @@ from pretrain.objectives.loss import LossTerm, target_losses
 
 
 class PackedBatch(Protocol):
-    """Tensors (B, T) of data_pipeline.rows.PackedRows, as the loader delivers them."""
+    """Tensors (B, T) of packed rows, as data_pipeline.loader delivers them."""
 
     ids: Tensor
-    position: Tensor
-    block_position: Tensor
+    positions: Tensor  # (B, 2, T): position and block position
     targets: Tensor
     weights: Tensor
     kind: Tensor
@@ -64,7 +62,7 @@ class GlmObjective:
         target_index_N = batch.weights.flatten().nonzero().flatten()
         return {
             "ids": batch.ids,
-            "positions": torch.stack((batch.position, batch.block_position), dim=1),
+            "positions": batch.positions,
             "lo": batch.lo,
             "hi": batch.hi,
             "document": batch.document,

@@ -1,0 +1,83 @@
+"""python -m pretrain VERB, also installed as `palimpsest VERB`; `palimpsest data VERB` is data_pipeline's.
+
+A user's mistake ends in one line on stderr and exit code 2. What a verb needs is imported when it is called, so
+that --help answers at once.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+def _train(argv: Sequence[str]) -> None:
+    from pretrain.cli import parse_train
+
+    config, resume = parse_train(argv)
+    if not (Path(config.data.shards) / "manifest.json").is_file():
+        raise ValueError(
+            f"data.shards: no prepared shards in {config.data.shards}. Make them with: "
+            "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
+            f"--validation 0.01 --output {config.data.shards}"
+        )
+    _log_to_stderr()
+    from pretrain.train import run
+
+    run(config, resume)
+
+
+def _generate(argv: Sequence[str]) -> None:
+    from pretrain.generate import main as generate
+
+    _log_to_stderr()
+    generate(argv)
+
+
+def _data(argv: Sequence[str]) -> None:
+    from data_pipeline.__main__ import main as data
+
+    sys.exit(data(argv))
+
+
+VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "train": (_train, "train from a recipe under DeepSpeed"),
+    "generate": (_generate, "fill blanks and continue texts with a trained run"),
+    "data": (_data, "prepare, inspect, verify and count shards (python -m data_pipeline)"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the verb that `argv` (by default the command line) names."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print("usage: python -m pretrain VERB ... (VERB --help says more)\n")
+        print("\n".join(f"  {name:10} {about}" for name, (_, about) in VERBS.items()))
+        sys.exit(0 if args else 2)
+    if args[0] not in VERBS:
+        _fail(f"there is no verb '{args[0]}'. Verbs are {', '.join(VERBS)}.")
+    try:
+        VERBS[args[0]][0](args[1:])
+    except ValueError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(message: str) -> None:
+    """One line, said by rank 0 alone: every rank that meets a user's mistake meets the same one."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"pretrain: {' '.join(message.split())}\n")
+    sys.exit(2)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    for noisy in ("DeepSpeed", "torch.distributed", "filelock", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    main()

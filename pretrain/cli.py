@@ -1,0 +1,174 @@
+"""Recipes and dotted flags into a `Config`; one line and exit code 2 for a user's mistake.
+
+    python -m pretrain train --config launch/recipes/debug.yaml --optimizer.lr 1e-3
+
+jsonargparse reads YAML recipes (a line `config: base.yaml` in a recipe is read first) and overrides; later ones
+win. Unknown keys, wrong types and values out of range are errors that name the file or the flag.
+"""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+from pretrain.config import Config
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+# Stand-ins for what a recipe may leave to the command line, so that it can be read alone.
+_REQUIRED = ("--name=unnamed", "--steps=1", "--data.shards=unnamed")
+
+_UNKNOWN_KEY = (
+    re.compile(r"[Kk]ey[s]? [\"']?([\w.]+)[\"']? (?:is|are) not expected"),
+    re.compile(r"No action for key [\"']([\w.]+)[\"']"),
+    re.compile(r"[Uu]nrecognized arguments: --([\w.-]+)"),
+    re.compile(r"[Uu]nexpected key[s]? \[?[\"']?([\w.]+)"),
+    re.compile(r"[Gg]roup [\"']\w*[\"'] does not accept (?:nested )?key [\"']([\w.]+)[\"']"),
+    re.compile(r"does not accept (?:option|nested key|key)s? [\"']([\w.]+)[\"']"),
+)
+
+
+_WRONG_TYPE = re.compile(r'Parser key "([\w.]+)": Expected an? (.+?)\. Got value: (.*)')
+
+
+class OneLineParser(ArgumentParser):
+    """A parser whose errors are one line on stderr and exit code 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Write `message`, shortened to what the user can act on, and leave with exit code 2."""
+        text = " ".join(str(message).split())
+        for pattern in _UNKNOWN_KEY:
+            found = pattern.search(text)
+            if found:
+                text = self._unknown(found.group(1), text)
+                break
+        text = _WRONG_TYPE.sub(lambda m: f"{m[1]} must be {_type_name(m[2])}, got {m[3]}.", text)
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"pretrain: {text}\n")
+        sys.exit(2)
+
+    def _unknown(self, key: str, text: str) -> str:
+        known = sorted({a.dest for a in self._actions if a.dest and a.dest != "help"})
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        if not near:
+            leaves = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
+            leaf = key.rsplit(".", 1)[-1]
+            near = [leaves[m] for m in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
+        file = re.match(r"(\S.*?\.ya?ml): ", text)
+        where = f"{file.group(1)}: " if file else ""
+        hint = f" Did you mean '{near[0]}'?" if near else " See --help for all settings."
+        return f"{where}unknown setting '{key}'.{hint}"
+
+
+def train_parser() -> OneLineParser:
+    """The parser of `python -m pretrain train`."""
+    parser = OneLineParser(
+        prog="pretrain train",
+        description="Train from a recipe under DeepSpeed; alone it is one rank, under a launcher one of many.",
+    )
+    parser.add_argument(
+        "--config", action="config", help="recipe (YAML); may be given several times"
+    )
+    parser.add_argument(
+        "--resume",
+        type=str | None,
+        default=None,
+        help="auto: go on from the newest complete checkpoint of the run folder, or start where there is none; "
+        "PATH: go on from that checkpoint folder",
+    )
+    parser.add_class_arguments(Config, None, fail_untyped=True)
+    return parser
+
+
+def parse_train(argv: Sequence[str]) -> tuple[Config, str | None]:
+    """The config and the value of --resume that `argv` asks for; leaves with exit code 2 on a mistake.
+
+    Launchers put --local_rank=N before the user's arguments; the rank is read from the environment instead.
+    """
+    args = [a for a in argv if not a.startswith(("--local_rank", "--local-rank"))]
+    parser = train_parser()
+    for file in _config_files(args):
+        _check_recipe(parser, file)
+    parsed = parser.parse_args(args)
+    try:
+        made = parser.instantiate(parsed)
+    except ValueError as error:
+        parser.error(str(error))
+    values = {k: v for k, v in vars(made).items() if k not in ("config", "resume")}
+    return _config(parser, values), made.resume
+
+
+def _config(parser: OneLineParser, values: dict[str, Any]) -> Config:
+    try:
+        return Config(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _config_files(args: Sequence[str]) -> list[str]:
+    files = [a.split("=", 1)[1] for a in args if a.startswith("--config=")]
+    return files + [args[i + 1] for i, a in enumerate(args[:-1]) if a == "--config"]
+
+
+def _check_recipe(parser: OneLineParser, file: str) -> None:
+    """Read one recipe alone, so that an error in it names its file."""
+    if not Path(file).is_file():
+        parser.error(
+            f"--config {file}: no such file. Recipes of this repository lie in launch/recipes/."
+        )
+    try:
+        yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = re.sub(r' in "<unicode string>",', " in", str(error))
+        parser.error(f"{file}: not a YAML recipe: {where}")
+    plain = ArgumentParser(exit_on_error=False)
+    plain.add_argument("--config", action="config")
+    plain.add_class_arguments(Config, None, fail_untyped=True)
+    try:
+        plain.parse_args([*_REQUIRED, "--config", file])
+    except (ArgumentError, TypeError, ValueError, KeyError) as error:
+        parser.error(f"{file}: {error}")
+
+
+def config_to_yaml(config: Config) -> str:
+    """`config` as a recipe that `--config` reads back into an equal value."""
+    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def config_from_yaml(path: Path) -> Config:
+    """The config that `config_to_yaml` wrote at `path`.
+
+    Raises ValueError naming the file where it is missing or not a config of this version.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is missing; a run folder holds config.yaml. Check the path of the run."
+        )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Config, None, fail_untyped=True)
+    try:
+        made = parser.instantiate(parser.parse_string(path.read_text(encoding="utf-8")))
+    except (ArgumentError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} is not a config of this version: {error}") from error
+    return Config(**vars(made))
+
+
+def _type_name(text: str) -> str:
+    """`text` of jsonargparse as a reader says it: <class 'float'> is float, typing.Literal[...] a choice."""
+    plain = re.sub(r"<class '([\w.]+)'>", r"\1", text)
+    return re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value

@@ -1,0 +1,222 @@
+"""What a training run is told: frozen values with a docstring each, read from a recipe by `pretrain/cli.py`.
+
+Nothing here imports torch, so that `--help` answers at once. A value appears once: what follows from others
+(accumulation, vocabulary, number of positions) is computed where it is used and stated at start.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from data_pipeline.plan import PackingConfig
+from data_pipeline.transforms.blank import BlankConfig
+from pretrain.models.shape import BackboneShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the prepared shards lie and how their documents become packed rows."""
+
+    shards: str
+    """Folder that `python -m data_pipeline prepare --output` wrote. A relative path counts from the caller's folder."""
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    """How documents are cut and packed into rows."""
+    num_workers: int = 2
+    """Processes a rank that build batches ahead; 0 builds them in the training process. Never changes the rows."""
+    allow_other_data: bool = False
+    """Whether a resume may continue on shards whose fingerprint differs from the checkpoint's."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Rows of one update. accumulation = global_rows / (micro_rows x ranks)."""
+
+    global_rows: int = 1024
+    """Packed rows of one update, over all ranks and micro-batches."""
+    micro_rows: int = 16
+    """Packed rows that one rank takes through forward and backward at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("global_rows", "micro_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"batch.{name} must be at least 1, got {getattr(self, name)}.")
+
+    def accumulation(self, world_size: int) -> int:
+        """Micro-batches that each of `world_size` ranks takes per update.
+
+        Raises ValueError, naming the nearest sizes, where the ranks do not divide the global batch.
+        """
+        unit = self.micro_rows * world_size
+        if self.global_rows % unit:
+            below = self.global_rows // unit * unit
+            nearest = f"{below} or {below + unit}" if below else f"{unit}"
+            raise ValueError(
+                f"batch.global_rows must be a multiple of micro_rows x ranks = {self.micro_rows} x "
+                f"{world_size}, got {self.global_rows}. The nearest sizes are {nearest}."
+            )
+        return self.global_rows // unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmConfig:
+    """Autoregressive blank infilling (GLM, Du et al. 2022)."""
+
+    weight: float = 1.0
+    """Factor of this objective's loss in the sum over objectives."""
+    blanks: BlankConfig = field(default_factory=BlankConfig)
+    """How text is blanked out."""
+
+    def __post_init__(self) -> None:
+        if self.weight <= 0:
+            raise ValueError(f"objectives.glm.weight must be above 0, got {self.weight}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectivesConfig:
+    """The objectives of a run; every rank takes part in each of them in every step."""
+
+    glm: GlmConfig = field(default_factory=GlmConfig)
+    """Blank infilling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with decoupled weight decay on matrices and embeddings, none on biases and LayerNorm."""
+
+    lr: float = 4e-4
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay rates of the first and second moment."""
+    eps: float = 1e-6
+    """Term added to the denominator."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay."""
+    gradient_clipping: float = 1.0
+    """Largest global L2 norm of the gradient; 0 clips nothing."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"optimizer.{name} must be above 0, got {getattr(self, name)}.")
+        for name in ("weight_decay", "gradient_clipping"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name} must be 0 or more, got {getattr(self, name)}.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimizer.betas must lie in [0, 1), got {list(self.betas)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate as a function of the update (pretrain/schedule.py). Defaults are GLM-Base."""
+
+    shape: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Decay after the warm-up; wsd is warm-up, stable, decay."""
+    warmup_ratio: float = 0.05
+    """Share of decay_steps over which the rate rises from 0."""
+    decay_steps: int | None = None
+    """Update at which the decay has ended; by default the run's `steps`."""
+    end_ratio: float = 0.05
+    """Rate after the decay, as a share of the peak. It never falls below."""
+    wsd_decay_ratio: float = 0.1
+    """Last share of decay_steps over which wsd decays."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_ratio", "end_ratio", "wsd_decay_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"schedule.{name} must lie in [0, 1], got {getattr(self, name)}.")
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise ValueError(f"schedule.decay_steps must be at least 1, got {self.decay_steps}.")
+        if self.shape == "wsd" and self.warmup_ratio + self.wsd_decay_ratio > 1:
+            raise ValueError(
+                "schedule.warmup_ratio + schedule.wsd_decay_ratio must not pass 1, got "
+                f"{self.warmup_ratio} + {self.wsd_decay_ratio}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Held-out loss and filled blanks while training."""
+
+    every_steps: int = 1000
+    """Updates between evaluations on the validation split; 0 never evaluates. The end of a run always does."""
+    max_rows: int = 512
+    """Packed rows of the validation split that an evaluation reads, from its start."""
+    texts: tuple[str, ...] = ()
+    """Texts with [MASK], [sMASK] or [gMASK] whose fills are written to TensorBoard at every evaluation."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 0:
+            raise ValueError(f"evaluation.every_steps must be 0 or more, got {self.every_steps}.")
+        if self.max_rows < 1:
+            raise ValueError(f"evaluation.max_rows must be at least 1, got {self.max_rows}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the run is saved and how many checkpoints stay."""
+
+    every_steps: int = 1000
+    """Updates between checkpoints; 0 saves only at the end of the run."""
+    keep_last: int = 3
+    """Complete checkpoints that stay; older ones are removed after a newer one is complete."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 0:
+            raise ValueError(f"checkpoints.every_steps must be 0 or more, got {self.every_steps}.")
+        if self.keep_last < 1:
+            raise ValueError(f"checkpoints.keep_last must be at least 1, got {self.keep_last}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A training run."""
+
+    name: str
+    """Name of the run; its folder is RUNS/NAME."""
+    steps: int
+    """Updates of the whole run; the schedule follows it."""
+    data: DataConfig
+    """Shards and packing."""
+    runs: str = "runs"
+    """Folder of all runs. A relative path counts from the caller's folder."""
+    seed: int = 1234
+    """Seed of the weights, of dropout, of the order of documents and of every blank."""
+    stop_at_step: int | None = None
+    """Save and stop after this update, with the schedule of the whole run; a later start goes on."""
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    """Rows of an update."""
+    model: BackboneShape = field(default_factory=BackboneShape)
+    """Shape of the backbone."""
+    objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
+    """What is learned."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Learning rate over the updates."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: bf16 with fp32 master weights on CUDA, fp32 on CPU; stated at start."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Held-out loss."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Saving."""
+    deepspeed_config: str | None = None
+    """DeepSpeed's own JSON file; by default ds_config.json of this repository (ZeRO stage 3)."""
+    timeout_s: float = 1800.0
+    """Seconds after which a collective that a lost rank blocks ends the run."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(
+                f"name must be a plain folder name without '/' and no leading dot, got {self.name!r}."
+            )
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}.")
+        if self.stop_at_step is not None and not 1 <= self.stop_at_step <= self.steps:
+            raise ValueError(
+                f"stop_at_step must lie in 1..steps = {self.steps}, got {self.stop_at_step}."
+            )
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}.")

@@ -1,0 +1,90 @@
+"""DeepSpeed's JSON, completed: the file says how to shard, the recipe says what to train.
+
+The file holds no precision, batch or optimizer block: those follow from the recipe and are filled here. A value
+in it that says otherwise is an error that names both files, so that neither wins in silence.
+
+Example: with micro_rows 16, accumulation 4 and precision bf16, `{"zero_optimization": {"stage": 3}}` becomes
+`{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 4,
+"gradient_clipping": 1.0, "bf16": {"enabled": true}}`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+Precision = Literal["fp32", "bf16"]
+
+
+def complete(
+    path: Path,
+    *,
+    micro_rows: int,
+    accumulation: int,
+    world_size: int,
+    gradient_clipping: float,
+    precision: Precision,
+) -> dict[str, Any]:
+    """The settings of file `path` with everything that follows from the run.
+
+    Raises ValueError, naming the file and the recipe's key, where the file is not readable JSON, holds an
+    optimizer or scheduler block, or contradicts the recipe.
+    """
+    settings = read(path)
+    for block in ("optimizer", "scheduler"):
+        if block in settings:
+            raise ValueError(
+                f"{path}: the block '{block}' is not used; optimizer and schedule are the recipe's "
+                f"(optimizer.*, schedule.*). Remove it from {path.name}."
+            )
+    filled: dict[str, tuple[Any, str]] = {
+        "train_micro_batch_size_per_gpu": (micro_rows, "batch.micro_rows"),
+        "gradient_accumulation_steps": (accumulation, "batch.global_rows / (micro_rows x ranks)"),
+        "train_batch_size": (micro_rows * accumulation * world_size, "batch.global_rows"),
+        "gradient_clipping": (gradient_clipping, "optimizer.gradient_clipping"),
+        "bf16": ({"enabled": precision == "bf16"}, "precision"),
+        "fp16": ({"enabled": False}, "precision"),
+    }
+    for key, (value, source) in filled.items():
+        settings[key] = _merged(path, key, settings.get(key), value, source)
+    return settings
+
+
+def stage(settings: dict[str, Any]) -> int:
+    """The ZeRO stage that `settings` asks for (0 where it says nothing)."""
+    return int(settings.get("zero_optimization", {}).get("stage", 0))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises ValueError naming the file where there is none."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error.strerror}). Set deepspeed_config."
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a JSON file: {error}.") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got {type(settings).__name__}.")
+    return settings
+
+
+def _merged(path: Path, key: str, found: Any, value: Any, source: str) -> Any:
+    if found is None:
+        return value
+    if isinstance(value, dict):
+        if not isinstance(found, dict) or found.get("enabled", False) != value["enabled"]:
+            raise _contradiction(path, key, found, value, source)
+        return found
+    if found != value:
+        raise _contradiction(path, key, found, value, source)
+    return value
+
+
+def _contradiction(path: Path, key: str, found: Any, value: Any, source: str) -> ValueError:
+    return ValueError(
+        f"{path}: '{key}' is {json.dumps(found)}, but the recipe's {source} asks for {json.dumps(value)}. "
+        f"Remove '{key}' from {path.name}: it follows from the recipe."
+    )

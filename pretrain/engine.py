@@ -1,0 +1,134 @@
+"""The run under DeepSpeed: building the model sharded, one update, and the weights as a whole.
+
+With checkpoint.py the only file that imports deepspeed. Everything else sees this `Engine`: a module to call, a
+loss to go backward from, a learning rate to step with. ZeRO stage and buckets are the JSON file's business.
+"""
+
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+
+import deepspeed  # noqa: E402
+
+from pretrain.config import OptimizerConfig  # noqa: E402
+from pretrain.deepspeed_settings import stage  # noqa: E402
+from pretrain.world import World  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+# DeepSpeed compiles a shared-memory op for CPU ranks at start (a compiler, a minute, 69 MB files in /dev/shm).
+# Plain gloo serves; there is no public switch, so the builder is replaced (pinned version, tested). The module is
+# looked up by name, because the attribute deepspeed.comm.torch is PyTorch itself.
+importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+
+class Engine:
+    """A model that learns under DeepSpeed on all ranks of `world`.
+
+    make_model() builds the module; it is called inside deepspeed.zero.Init at stage 3, so that no rank ever holds
+    the whole model. decays(name, parameter) says which parameters take weight decay.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        *,
+        decays: Callable[[str, nn.Parameter], bool],
+        optimizer: OptimizerConfig,
+        settings: dict[str, Any],
+        world: World,
+    ) -> None:
+        self.world = world
+        self.stage = stage(settings)
+        self.accumulation: int = settings["gradient_accumulation_steps"]
+        deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
+        # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a CPU.
+        with deepspeed.zero.Init(config_dict_or_path=settings, enabled=self.stage == 3):
+            model = make_model()
+        self.num_parameters = {
+            trains: sum(_size(p) for p in model.parameters() if p.requires_grad is trains)
+            for trains in (True, False)
+        }
+        self.deepspeed, self._optimizer, _, _ = deepspeed.initialize(
+            model=model, optimizer=_adamw(model, decays, optimizer), config=settings
+        )
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module. Call `forward` instead of it: the call gathers sharded parameters."""
+        return self.deepspeed.module
+
+    def forward(self, *args: Any) -> Any:
+        """The module's outputs for `args`, with parameters gathered as they are needed."""
+        return self.deepspeed(*args)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss` (a scalar, the global mean's share of this rank and micro-batch).
+
+        The gradient that is applied is the plain sum over ranks and micro-batches: DeepSpeed averages both, which
+        is undone here.
+        """
+        self.deepspeed.backward(loss * (self.world.world_size * self.accumulation))
+
+    def end_micro_batch(self, lr: float) -> float | None:
+        """Close a micro-batch; after the last of an update apply it with rate `lr`.
+
+        Returns the global L2 norm of the gradient before clipping where an update was applied, else None.
+        """
+        if not self.deepspeed.is_gradient_accumulation_boundary():
+            self.deepspeed.step()
+            return None
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = lr
+        norm = self._norm_without_zero() if self.stage == 0 else None
+        self.deepspeed.step()
+        if norm is None:
+            norm = self.deepspeed.get_global_grad_norm()
+        return float(norm) if norm is not None else float("nan")
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter whole, on the CPU of rank 0, one at a time; other ranks get empty tensors.
+
+        A collective: all ranks iterate to the end. Never holds more than one parameter twice.
+        """
+        for name, parameter in self.module.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.stage == 3):
+                whole = parameter.detach().to("cpu", copy=True) if self.world.leads else None
+            yield name, whole if whole is not None else torch.empty(0)
+
+    def _norm_without_zero(self) -> torch.Tensor | None:
+        norms = [p.grad.float().norm() for p in self.module.parameters() if p.grad is not None]
+        return torch.stack(norms).norm() if norms else None
+
+
+def _adamw(
+    model: nn.Module, decays: Callable[[str, nn.Parameter], bool], config: OptimizerConfig
+) -> torch.optim.AdamW:
+    """AdamW in two groups: with weight decay and without. The type must be exactly AdamW for DeepSpeed."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for n, p in named if decays(n, p)], "weight_decay": config.weight_decay},
+        {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]],
+        lr=config.lr,
+        betas=tuple(config.betas),
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def _size(parameter: nn.Parameter) -> int:
+    """Elements of a parameter, whole, although ZeRO-3 may have left an empty stand-in."""
+    return getattr(parameter, "ds_numel", parameter.numel())

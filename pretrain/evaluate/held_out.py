@@ -1,0 +1,36 @@
+"""Loss on the validation split while training: nats per target, by kind of blank, the same on every rank.
+
+Every rank takes the same number of batches, so that no rank waits for a collective that another skips; where rows
+run out, a batch is padding and adds nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from data_pipeline.loader import Batch
+from pretrain.engine import Engine
+from pretrain.objectives.loss import Objective
+from pretrain.update import to_device
+
+
+def held_out_nats(
+    engine: Engine, objectives: Sequence[Objective], batches: Mapping[str, Iterable[Batch]]
+) -> dict[str, float]:
+    """Mean nats per target of each objective's terms over `batches`, as {"objective/term": nats}.
+
+    A term without any target is left out. A collective; dropout is off.
+    """
+    totals: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
+    engine.module.eval()
+    with torch.no_grad():
+        for objective in objectives:
+            for batch in batches[objective.name]:
+                inputs = to_device(objective.inputs(batch), engine.world.device)
+                for name, term in engine.forward(objective, inputs).items():
+                    totals[f"{objective.name}/{name}"] += torch.stack(term).double().cpu()
+    engine.module.train()
+    names = sorted(totals)
+    summed = engine.world.sum(torch.stack([totals[n] for n in names])).tolist()
+    return {n: total / count for n, (total, count) in zip(names, summed, strict=True) if count > 0}

@@ -1,0 +1,144 @@
+"""Named scalars of a step, to TensorBoard, metrics.jsonl and the console line.
+
+Tags are room/noun_unit: loss/total_nats, optimizer/learning_rate, speed/tokens_per_second. A resumed run rewinds
+to its checkpoint: lines of metrics.jsonl after it are cut off and TensorBoard is told to forget those steps, so no
+step stands twice or backward.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from pretrain.run_folder import RunFolder
+from pretrain.setup import Setup
+
+logger = logging.getLogger(__name__)
+
+
+class Metrics:
+    """The record of a run, written by rank 0 alone.
+
+    first_step: the step that comes next; records of this step and later ones are removed.
+    """
+
+    def __init__(self, run: RunFolder, *, first_step: int, total_steps: int) -> None:
+        self._path = run.metrics
+        _rewind(self._path, first_step)
+        self._lines = open(self._path, "a", encoding="utf-8")
+        self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step)
+        self._total_steps = total_steps
+        self._started_at = time.monotonic()
+        self._first_step = first_step
+        self._bar = tqdm(
+            total=total_steps,
+            initial=first_step - 1,
+            unit="step",
+            disable=not sys.stderr.isatty(),
+            dynamic_ncols=True,
+        )
+
+    @classmethod
+    def of(cls, setup: Setup) -> "Metrics":
+        """The record of the run that `setup` describes, from its next step on."""
+        return cls(setup.folder, first_step=setup.update + 1, total_steps=setup.config.steps)
+
+    def step(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Record the scalars of a training step and say them in one line."""
+        self._record(step, scalars)
+        line = self._line(step, scalars)
+        self._bar.update(step - self._bar.n)
+        if self._bar.disable:
+            logger.info(line)
+        else:
+            self._bar.write(line, file=sys.stderr)
+
+    def evaluation(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Record the held-out scalars after a step."""
+        self._record(step, scalars)
+        said = " | ".join(f"{tag.split('/', 1)[1]} {value:.4f}" for tag, value in scalars.items())
+        self.say(f"step {step} | held out | {said}")
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Show `text` (Markdown) in TensorBoard's text tab."""
+        self._board.add_text(tag, text, step)
+
+    def say(self, line: str) -> None:
+        """One line to the log that leaves a progress bar whole."""
+        if self._bar.disable:
+            logger.info(line)
+        else:
+            self._bar.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        """Write out everything that is still held."""
+        self._bar.close()
+        self._lines.close()
+        self._board.close()
+
+    def flush(self) -> None:
+        """Put what was recorded on the disk, before a checkpoint claims the step."""
+        self._lines.flush()
+        os.fsync(self._lines.fileno())
+        self._board.flush()
+
+    def _record(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
+        self._lines.flush()
+        for tag, value in scalars.items():
+            self._board.add_scalar(tag, value, step)
+
+    def _line(self, step: int, scalars: Mapping[str, float]) -> str:
+        done = step - self._first_step + 1
+        remaining_s = (time.monotonic() - self._started_at) / done * (self._total_steps - step)
+        return (
+            f"step {step}/{self._total_steps} | loss {scalars['loss/total_nats']:.4f}"
+            f" | lr {scalars['optimizer/learning_rate']:.1e}"
+            f" | grad {scalars['optimizer/gradient_norm']:.2f}"
+            f" | {scalars['speed/tokens_per_second'] / 1000:.1f}k tok/s | eta {_duration(remaining_s)}"
+        )
+
+
+def _rewind(path: Path, first_step: int) -> None:
+    """Keep only the whole lines of steps before `first_step`; a line that a kill cut off goes too."""
+    if not path.is_file():
+        return
+    kept, removed = [], 0
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n") and _step_of(line) < first_step:
+                kept.append(line)
+            else:
+                removed += 1
+    if removed:
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        os.replace(partial, path)
+        logger.info(
+            "metrics: removed %d lines from step %d on, written after the checkpoint",
+            removed,
+            first_step,
+        )
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f}s"
+    if minutes < 60:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24}h"

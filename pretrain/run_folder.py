@@ -1,0 +1,114 @@
+"""The folder of a run: what lies where, who may write, and what a later start finds.
+
+runs/NAME/config.yaml          the recipe as it was resolved
+         ds_config.json        DeepSpeed's settings as they were completed
+         tokenizer/            a copy, so that the folder alone can fill blanks
+         metrics.jsonl         a line a step
+         tensorboard/          the same as curves
+         checkpoints/          step-00000120/ ... and `latest`
+         .lock                 held by the training that writes here
+"""
+
+import fcntl
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from pretrain.cli import config_from_yaml, config_to_yaml
+from pretrain.config import Config
+
+
+@dataclass
+class RunFolder:
+    """Paths of one run, and the lock of the training that writes into it."""
+
+    path: Path
+    _lock: TextIO | None = field(default=None, repr=False)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of all checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder that data_pipeline.tokenizer.open_tokenizer reads."""
+        return self.path / "tokenizer"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line, one line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def config(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "config.yaml"
+
+    def lock(self) -> None:
+        """Claim the folder for this process until it ends (kill -9 included: the kernel lets go).
+
+        Raises ValueError where another training holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = open(self.path / ".lock", "a+", encoding="utf-8")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = handle.read().strip() or "another process"
+            handle.close()
+            raise ValueError(
+                f"{self.path} is being written by {holder}. Wait for it, stop it, or choose another --name."
+            ) from None
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+        handle.flush()
+        self._lock = handle
+
+    def unlock(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def describe(self, config: Config, deepspeed_settings: dict[str, Any]) -> None:
+        """Write config.yaml and ds_config.json."""
+        self.config.write_text(config_to_yaml(config), encoding="utf-8")
+        text = json.dumps(deepspeed_settings, indent=2) + "\n"
+        (self.path / "ds_config.json").write_text(text, encoding="utf-8")
+
+    def changes(self, config: Config) -> list[str]:
+        """Settings of `config` that differ from the ones this folder was last written with, as `key: old -> new`."""
+        if not self.config.is_file():
+            return []
+        old, new = (_flat(config_to_yaml(c)) for c in (config_from_yaml(self.config), config))
+        return [
+            f"{key}: {old.get(key)} -> {new.get(key)}"
+            for key in sorted(old | new)
+            if old.get(key) != new.get(key)
+        ]
+
+
+def _flat(text: str) -> dict[str, Any]:
+    import yaml
+
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            flat[prefix] = value
+
+    walk("", yaml.safe_load(text))
+    return flat

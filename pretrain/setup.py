@@ -1,0 +1,208 @@
+"""Everything a run needs before its first step, built in an order that shows what depends on what.
+
+shards -> objectives and their transforms -> sizes -> engine (weights, optimizer) -> checkpoint, if there is one
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.loader import Position
+from data_pipeline.shards import Shards
+from data_pipeline.transforms.blank import BlankTransform
+from kernels.dispatch import choose_backend
+from pretrain import checkpoint, deepspeed_settings
+from pretrain.config import Config
+from pretrain.engine import Engine
+from pretrain.models.backbone import Backbone, decays, num_positions
+from pretrain.objectives.loss import Objective, ObjectiveModel
+from pretrain.objectives.select import objectives_of
+from pretrain.run_folder import RunFolder
+from pretrain.world import World
+
+logger = logging.getLogger(__name__)
+
+VOCABULARY_MULTIPLE = 128
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that stands before update number `update`."""
+
+    config: Config
+    shards: Shards
+    folder: RunFolder
+    world: World
+    objectives: list[Objective]
+    transforms: dict[str, BlankTransform]
+    vocab_size: int  # rows of the token table
+    engine: Engine
+    update: int
+    positions: dict[str, Position]  # where each objective's stream goes on
+
+
+def set_up(
+    config: Config, shards: Shards, folder: RunFolder, resume: str | None, world: World
+) -> Setup:
+    """Build or restore the run. Raises ValueError for what the user can mend; the same on every rank."""
+    found, error = None, None
+    if world.leads:
+        try:
+            folder.lock()
+            found = checkpoint.find(folder.checkpoints, resume)
+        except ValueError as problem:
+            error = str(problem)
+    world.agree(error)
+    found = world.broadcast(found)
+    choose_backend(None)
+
+    objectives = objectives_of(config.objectives)
+    packing = config.data.packing
+    transforms = {
+        o.name: o.transform(
+            shards.special, source_tokens=packing.source_tokens, vocab_size=shards.vocab_size
+        )
+        for o in objectives
+    }
+    vocab_size = padded_vocabulary(max(t.vocab_size for t in transforms.values()))
+    settings = _deepspeed_settings(config, world)
+
+    def make_model() -> ObjectiveModel:
+        return ObjectiveModel(make_backbone(config, vocab_size))
+
+    engine = Engine(
+        make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world
+    )
+    setup = Setup(
+        config, shards, folder, world, objectives, transforms, vocab_size, engine,
+        update=0, positions={o.name: Position(0, 0, 0) for o in objectives},
+    )  # fmt: skip
+    if world.leads:
+        _announce(setup, settings)
+    if found is not None:
+        setup = _restored(setup, found)
+    if world.leads:
+        for change in folder.changes(config):
+            logger.info("changed since the last start of this run: %s", change)
+        folder.describe(config, settings)
+        shards.tokenizer().save(folder.tokenizer)
+    return setup
+
+
+def make_backbone(config: Config, vocab_size: int) -> Backbone:
+    """The backbone of `config`, freshly initialised from its seed."""
+    return Backbone(
+        config.model,
+        vocab_size=vocab_size,
+        num_positions=num_positions(config.model, config.data.packing.source_tokens),
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+
+
+def padded_vocabulary(vocab_size: int) -> int:
+    """`vocab_size` rounded up to a multiple of 128, as the published code pads its token table."""
+    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def _deepspeed_settings(config: Config, world: World) -> dict[str, Any]:
+    path = Path(config.deepspeed_config or deepspeed_settings.REPOSITORY / "ds_config.json")
+    on_gpu = world.device.type == "cuda"
+    precision = config.precision
+    if precision == "auto":
+        precision = "bf16" if on_gpu else "fp32"
+    return deepspeed_settings.complete(
+        path,
+        micro_rows=config.batch.micro_rows,
+        accumulation=config.batch.accumulation(world.world_size),
+        world_size=world.world_size,
+        gradient_clipping=config.optimizer.gradient_clipping,
+        precision=precision,
+    )
+
+
+def _restored(setup: Setup, found: Path) -> Setup:
+    """`setup` with weights, optimizer and data positions of the checkpoint `found`."""
+    config, world = setup.config, setup.world
+    manifest = checkpoint.read_manifest(found)
+    state = manifest.state
+    here = setup.shards.splits["train"].fingerprint
+    error = None
+    if state["data_fingerprint"] != here and not config.data.allow_other_data:
+        error = (
+            f"{found} was trained on data with fingerprint {state['data_fingerprint']}, "
+            f"{config.data.shards} has {here}. Name the same shards, or set --data.allow_other_data true."
+        )
+    elif set(state["positions"]) != set(setup.positions):
+        error = (
+            f"{found} was trained with the objectives {sorted(state['positions'])}, "
+            f"the recipe has {sorted(setup.positions)}. Use the same objectives."
+        )
+    elif state["model"] != _model_identity(setup):
+        error = (
+            f"{found} holds another model: {state['model']}; the recipe asks for "
+            f"{_model_identity(setup)}. Use the recipe of that run."
+        )
+    elif manifest.update >= config.steps:
+        error = (
+            f"{found} already stands at step {manifest.update} of steps = {config.steps}: "
+            "the run is done. Raise --steps to go on."
+        )
+    world.agree(error)
+    manifest = checkpoint.load(setup.engine, found)
+    logger.info("resumed from %s: step %d is done", found, manifest.update)
+    positions = {name: Position(**place) for name, place in state["positions"].items()}
+    return Setup(**{**vars(setup), "update": manifest.update, "positions": positions})
+
+
+def checkpoint_state(setup: Setup, positions: dict[str, Position]) -> dict[str, Any]:
+    """What a checkpoint keeps besides weights and optimizer, as plain JSON values."""
+    return {
+        "positions": {name: vars(place) for name, place in positions.items()},
+        "data_fingerprint": setup.shards.splits["train"].fingerprint,
+        "model": _model_identity(setup),
+    }
+
+
+def _model_identity(setup: Setup) -> dict[str, Any]:
+    """The sizes that weights of another run would not fit."""
+    return {
+        **{k: v for k, v in vars(setup.config.model).items() if not k.endswith("_prob")},
+        "vocab_size": setup.vocab_size,
+        "source_tokens": setup.config.data.packing.source_tokens,
+    }
+
+
+def _announce(setup: Setup, settings: dict[str, Any]) -> None:
+    """Say once what was chosen for the user."""
+    config, world, engine = setup.config, setup.world, setup.engine
+    packing, batch = config.data.packing, config.batch
+    train = setup.shards.splits["train"]
+    logger.info("run folder %s", setup.folder.path)
+    logger.info(
+        "data: %d documents, %d tokens in %s",
+        train.num_documents,
+        train.num_tokens,
+        config.data.shards,
+    )
+    logger.info(
+        "model: %d parameters trained, %d frozen; vocabulary %d padded to %d",
+        engine.num_parameters[True],
+        engine.num_parameters[False],
+        max(t.vocab_size for t in setup.transforms.values()),
+        setup.vocab_size,
+    )
+    logger.info(
+        "batch: %d rows of %d positions = %d rows a micro-batch x %d ranks x %d accumulated",
+        batch.global_rows, packing.row_tokens, batch.micro_rows, world.world_size, engine.accumulation,
+    )  # fmt: skip
+    logger.info(
+        "engine: ZeRO stage %d, %s%s on %s, %d torch threads a rank",
+        engine.stage,
+        "bf16 with fp32 master weights" if settings["bf16"]["enabled"] else "fp32",
+        " (precision: auto)" if config.precision == "auto" else "",
+        world.device,
+        torch.get_num_threads(),
+    )

@@ -1,0 +1,106 @@
+"""How fast a run is, and which share of the machine it uses.
+
+Model FLOP utilisation is FLOP of the model's matrix products, counted only where they are done (non-padding
+positions, visible pairs, logits at targets), divided by the peak of a plain matrix product on the same device in
+the same run. Backward counts twice the forward (Kaplan et al. 2020, section 2.1; PaLM, appendix B).
+"""
+
+import time
+
+import psutil
+import torch
+
+from pretrain.models.shape import BackboneShape
+from pretrain.setup import Setup
+from pretrain.update import Update
+
+
+def training_flop(
+    shape: BackboneShape, *, vocab_size: int, tokens: float, visible_pairs: float, targets: float
+) -> float:
+    """FLOP of forward and backward over `tokens` positions with `targets` rows of logits.
+
+    visible_pairs: pairs of query and visible key, summed over all rows.
+    """
+    width = shape.hidden_size
+    per_token = shape.num_layers * 12 * width * width
+    per_pair = shape.num_layers * 2 * width
+    forward = 2 * (tokens * per_token + visible_pairs * per_pair + targets * vocab_size * width)
+    return 3 * forward
+
+
+def matmul_peak_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """The best of a few plain matrix products, in FLOP per second of this rank (some 0.2 s on a CPU core)."""
+    size = 4096 if device.type == "cuda" else 768
+    left = torch.randn(size, size, device=device, dtype=dtype)
+    right = torch.randn(size, size, device=device, dtype=dtype)
+    best_s = float("inf")
+    for _ in range(8):
+        _wait(device)
+        started_at = time.perf_counter()
+        left @ right
+        _wait(device)
+        best_s = min(best_s, time.perf_counter() - started_at)
+    return 2 * size**3 / best_s
+
+
+def tag_name(term: str) -> str:
+    """ "objective/term" as one word of a tag, which has a single slash."""
+    return term.replace("/", "_")
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak bytes that tensors took on a GPU; on a CPU the resident set of this process now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return psutil.Process().memory_info().rss
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class StepScalars:
+    """Turns what an update did into the scalars that are recorded, keeping the clock between steps."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        world = setup.world
+        dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+        self._peak = matmul_peak_flop_per_s(world.device, dtype) * world.world_size
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leave out what happened since the last step: evaluation, a checkpoint."""
+        self._since = time.perf_counter()
+
+    def __call__(self, done: Update, lr: float) -> dict[str, float]:
+        """The scalars of the step that has just ended, by tag."""
+        elapsed_s = time.perf_counter() - self._since
+        self.restart_clock()
+        setup = self._setup
+        flop = training_flop(
+            setup.config.model,
+            vocab_size=setup.vocab_size,
+            tokens=done.tokens,
+            visible_pairs=done.visible_pairs,
+            targets=done.targets,
+        )
+        return {
+            "loss/total_nats": done.loss(setup.objectives),
+            **{
+                f"loss/{tag_name(term)}_nats": done.sums[term] / count
+                for term, count in done.counts.items()
+                if count > 0
+            },
+            "optimizer/learning_rate": lr,
+            "optimizer/gradient_norm": done.gradient_norm,
+            "speed/tokens_per_second": done.tokens / elapsed_s,
+            "speed/step_seconds": elapsed_s,
+            "speed/mfu_ratio": flop / elapsed_s / self._peak,
+            "data/wait_seconds": done.data_wait_s,
+            "data/padding_ratio": 1 - done.tokens / done.cells,
+            "data/targets_per_step": done.targets,
+            "memory/rank0_bytes": float(memory_bytes(setup.world.device)),
+        }

@@ -1,0 +1,136 @@
+"""A training run, top to bottom: set up, then updates until the last.
+
+    text -> shards -> (order, blanks, packing) -> batch -> objective -> loss terms -> update -> metrics, checkpoint
+
+`data_pipeline` owns what stands left of the batch, `objectives` the loss, `engine` the weights; this file only
+says in which order they meet. It knows no objective by name.
+"""
+
+import logging
+from pathlib import Path
+
+from data_pipeline.loader import Position, training_batches, validation_batches
+from data_pipeline.shards import open_shards
+from pretrain import checkpoint
+from pretrain.config import Config
+from pretrain.evaluate.held_out import held_out_nats
+from pretrain.evaluate.samples import filled_texts
+from pretrain.metrics import Metrics
+from pretrain.run_folder import RunFolder
+from pretrain.schedule import learning_rate
+from pretrain.setup import Setup, checkpoint_state, set_up
+from pretrain.throughput import StepScalars, tag_name
+from pretrain.update import apply_update
+from pretrain.world import join_world, leave_world
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: Config, resume: str | None) -> None:
+    """Train as `config` says, on the ranks that the environment describes.
+
+    Raises ValueError for what the user can mend: missing shards, a wrong --resume, sizes that do not fit.
+    """
+    shards = open_shards(Path(config.data.shards))
+    world = join_world(config.timeout_s)
+    folder = RunFolder(Path(config.runs) / config.name)
+    try:
+        if not world.leads:
+            logging.getLogger().setLevel(logging.WARNING)
+        train(set_up(config, shards, folder, resume, world))
+    finally:
+        folder.unlock()
+        leave_world()
+
+
+def train(setup: Setup) -> None:
+    """Updates from where `setup` stands to the last, with evaluations and checkpoints on the way."""
+    config, engine = setup.config, setup.engine
+    last = config.stop_at_step or config.steps
+    streams = {
+        o.name: training_batches(
+            setup.shards.splits["train"],
+            setup.transforms[o.name],
+            config.data.packing,
+            seed=config.seed,
+            rank=setup.world.rank,
+            world_size=setup.world.world_size,
+            micro_rows=config.batch.micro_rows,
+            accumulation=engine.accumulation,
+            start=setup.positions[o.name],
+            num_workers=config.data.num_workers,
+        )
+        for o in setup.objectives
+    }
+    metrics = Metrics.of(setup) if setup.world.leads else None
+    scalars = StepScalars(setup)
+    for update in range(setup.update, last):
+        step = update + 1
+        lr = learning_rate(
+            update, peak=config.optimizer.lr, steps=config.steps, schedule=config.schedule
+        )
+        done, batches = apply_update(
+            engine, setup.objectives, streams, lr=lr, seed=config.seed, update=update
+        )
+        if metrics:
+            metrics.step(step, scalars(done, lr))
+        if _due(step, config.evaluation.every_steps, last):
+            evaluate(setup, step, metrics)
+            scalars.restart_clock()
+        if _due(step, config.checkpoints.every_steps, last):
+            save(setup, step, {name: batch.position for name, batch in batches.items()}, metrics)
+            scalars.restart_clock()
+    if metrics:
+        metrics.say(f"done: step {last} of {config.steps}, in {setup.folder.path}")
+        metrics.close()
+
+
+def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> None:
+    """Held-out loss and filled texts after `step`; all ranks take part, rank 0 records."""
+    split = setup.shards.splits.get("validation")
+    if split is not None and split.num_documents:
+        batches = {
+            o.name: validation_batches(
+                split,
+                setup.transforms[o.name],
+                setup.config.data.packing,
+                seed=setup.config.seed,
+                rank=setup.world.rank,
+                world_size=setup.world.world_size,
+                micro_rows=setup.config.batch.micro_rows,
+                max_rows=setup.config.evaluation.max_rows,
+            )
+            for o in setup.objectives
+        }
+        nats = held_out_nats(setup.engine, setup.objectives, batches)
+        if metrics:
+            metrics.evaluation(
+                step, {f"validation/{tag_name(term)}_nats": n for term, n in nats.items()}
+            )
+    elif metrics:
+        metrics.say(
+            f"step {step} | no validation split in {setup.config.data.shards}, none evaluated"
+        )
+    if setup.config.evaluation.texts:
+        text = filled_texts(setup)
+        if metrics:
+            metrics.text(step, "samples/filled_text", text)
+
+
+def save(setup: Setup, step: int, positions: dict[str, Position], metrics: Metrics | None) -> None:
+    """A checkpoint after `step`, with the metrics on disk before it claims the step."""
+    if metrics:
+        metrics.flush()
+    folder = checkpoint.save(
+        setup.engine,
+        setup.folder.checkpoints,
+        update=step,
+        state=checkpoint_state(setup, positions),
+        keep_last=setup.config.checkpoints.keep_last,
+    )
+    if metrics:
+        metrics.say(f"step {step} | saved {folder}")
+
+
+def _due(step: int, every_steps: int, last: int) -> bool:
+    return step == last or (every_steps > 0 and step % every_steps == 0)

@@ -1,0 +1,110 @@
+"""The ranks of a run: who am I, and the few collectives that the trainer needs besides DeepSpeed's own.
+
+A launcher (deepspeed, torchrun) sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; a process that
+nobody launched is a world of one rank and sets them itself, since DeepSpeed would otherwise probe MPI.
+"""
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+
+_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's place among all ranks, and the device it computes on."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes logs, metrics and the run folder."""
+        return self.rank == 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum of `values` (float64) over all ranks, the same on every rank."""
+        total = values.detach().to(torch.float64).clone()
+        if self.device.type == "cuda":
+            total = total.to(self.device)
+        dist.all_reduce(total)
+        return total
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value` (a plain object), on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def broadcast_tensor(self, values: torch.Tensor) -> torch.Tensor:
+        """Rank 0's `values`, on every rank."""
+        dist.broadcast(values, src=0)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's `value` (a plain object), in the order of the ranks, on every rank."""
+        box: list[Any] = [None] * self.world_size
+        dist.all_gather_object(box, value)
+        return box
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def agree(self, error: str | None) -> None:
+        """Raise ValueError on every rank if any rank brings an `error`; rank 0's text, else the first one.
+
+        What one rank finds wrong ends all of them with the same line instead of leaving the others waiting.
+        """
+        found = [e for e in self.gather(error) if e]
+        if found:
+            raise ValueError(found[0])
+
+
+def join_world(timeout_s: float) -> World:
+    """Join the process group that the environment describes, or a group of one rank.
+
+    Raises ValueError where a launcher set only a part of the environment.
+    """
+    given = [name for name in _LAUNCHED if name in os.environ]
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+        os.environ["MASTER_PORT"] = str(_free_port())
+    elif len(given) < len(_LAUNCHED):
+        missing = ", ".join(name for name in _LAUNCHED if name not in os.environ)
+        raise ValueError(
+            f"the environment sets {', '.join(given)} but not {missing}. Start the run with "
+            "launch/pretrain_glm.sh, deepspeed or torchrun, or unset RANK and WORLD_SIZE for one rank."
+        )
+    rank, world_size, local_rank = (int(os.environ[n]) for n in _LAUNCHED[:3])
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return World(rank, world_size, local_rank, device)
+
+
+def leave_world() -> None:
+    """Leave the process group; harmless where none was joined."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
