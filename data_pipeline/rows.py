@@ -1,8 +1,10 @@
-"""What travels from stored documents to packed rows: the three values every stage hands to the next.
+"""What travels from stored documents to packed rows: the three values every stage hands to the
+next.
 
-    Pieces   stretches of documents, chosen and cut by the planner       (what a transform may look at)
-    Rows     training rows of many pieces, laid end to end, unpacked     (what a transform builds)
-    PackedRows  a fixed (B, T) block of rows with the visibility of every token   (what a model reads)
+    Pieces   stretches of documents, chosen and cut by the planner       (what a transform may look
+    at) Rows     training rows of many pieces, laid end to end, unpacked     (what a transform
+    builds) PackedRows  a fixed (B, T) block of rows with the visibility of every token   (what a
+    model reads)
 
 Example: the document "x1 x2 x3" with its second token blanked, as GLM writes it (2D positions):
 
@@ -35,7 +37,9 @@ class Pieces:
     document_N: NDArray[np.int64]  # number of the document inside its split
     start_N: NDArray[np.int64]  # first stored token of the stretch, counted inside the document
     stop_N: NDArray[np.int64]  # one past its last stored token
-    prompt_N: NDArray[np.int64]  # leading tokens of the stretch that are prompt: never blanked, no loss
+    prompt_N: NDArray[
+        np.int64
+    ]  # leading tokens of the stretch that are prompt: never blanked, no loss
     ends_document_N: NDArray[np.bool_]  # True where the document ends here, so that eos follows
     sentence_ends: NDArray[np.int64]
     sentence_offsets_N1: NDArray[np.int64]
@@ -51,7 +55,8 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows of N pieces, laid end to end: row i owns `lengths_N[i]` entries of every flat array."""
+    """Training rows of N pieces, laid end to end: row i owns `lengths_N[i]` entries of every flat
+    array."""
 
     lengths_N: NDArray[np.int64]
     sep_N: NDArray[np.int64]  # tokens of the bidirectional part A at the front of each row
@@ -65,10 +70,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """B rows of T positions. Query i sees key j of its row iff lo[i] <= j < hi[i]; padding has document -1.
+    """B rows of T positions. Query i sees key j of its row iff lo[i] <= j < hi[i]; padding has
+    document -1.
 
-    lo = the document's start, hi = max(i + 1, start + sep), both in packed coordinates, so that both rise
-    with i. Padding has lo = hi = 0: it sees nothing.
+    lo = the document's start, hi = max(i + 1, start + sep), both in packed coordinates, so that
+    both rise with i. Padding has lo = hi = 0: it sees nothing.
     """
 
     ids: NDArray[np.int32]

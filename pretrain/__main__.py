@@ -1,7 +1,8 @@
-"""python -m pretrain VERB, also installed as `palimpsest VERB`; `palimpsest data VERB` is data_pipeline's.
+"""python -m pretrain VERB, also installed as `palimpsest VERB`; `palimpsest data VERB` is
+data_pipeline's.
 
-A user's mistake ends in one line on stderr and exit code 2. What a verb needs is imported when it is called, so
-that --help answers at once.
+A user's mistake ends in one line on stderr and exit code 2. What a verb needs is imported when it
+is called, so that --help answers at once.
 """
 
 import logging

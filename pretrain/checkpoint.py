@@ -1,14 +1,16 @@
 """Checkpoints that are complete or invisible, and the way back from them.
 
-    checkpoints/step-00000120/  *.pt               DeepSpeed's shards of weights and optimizer, one set a rank
-                                model.safetensors  the weights whole, for everybody who does not train on
-                                manifest.json      sizes, hashes, the trainer's state; written last
+    checkpoints/step-00000120/  *.pt               DeepSpeed's shards of weights and optimizer, one
+    set a rank
+                                model.safetensors  the weights whole, for everybody who does not
+                                train on manifest.json      sizes, hashes, the trainer's state;
+                                written last
     checkpoints/latest          the name of the newest complete one
 
-A checkpoint is written as step-N.partial, its manifest last, and becomes visible by one rename; `latest` moves by
-another. Whatever a kill leaves behind is a .partial, which the next save removes. Files are untrusted: names stay
-inside the folder, sizes and hashes are checked before anything is read, and DeepSpeed's pickles are opened with
-weights_only=True.
+A checkpoint is written as step-N.partial, its manifest last, and becomes visible by one rename;
+`latest` moves by another. Whatever a kill leaves behind is a .partial, which the next save removes.
+Files are untrusted: names stay inside the folder, sizes and hashes are checked before anything is
+read, and DeepSpeed's pickles are opened with weights_only=True.
 """
 
 import json
@@ -98,7 +100,8 @@ def save(engine: Engine, root: Path, *, update: int, state: dict[str, Any], keep
 
 
 def load(engine: Engine, folder: Path) -> Manifest:
-    """Weights, optimizer and the trainer's state from the complete checkpoint `folder`; a collective.
+    """Weights, optimizer and the trainer's state from the complete checkpoint `folder`; a
+    collective.
 
     Raises ValueError, the same on every rank, for a damaged file or another number of ranks.
     """
@@ -107,7 +110,7 @@ def load(engine: Engine, folder: Path) -> Manifest:
     error = None
     if manifest.world_size != world.world_size:
         error = (
-            f"{folder} was saved by {manifest.world_size} ranks and this run has {world.world_size}. "
+            f"{folder} was saved by {manifest.world_size} ranks, this run has {world.world_size}. "
             f"Resume with {manifest.world_size} ranks."
         )
     world.agree(error)
@@ -123,15 +126,15 @@ def load(engine: Engine, folder: Path) -> Manifest:
 def find(root: Path, resume: str | None) -> Path | None:
     """The checkpoint folder that `--resume` names, or None for a fresh start.
 
-    resume: None, "auto" (the newest complete checkpoint under `root`) or a path to a checkpoint folder or to the
-    run folder that holds some. Raises ValueError where a path is wrong, or where a fresh start would write beside
-    checkpoints that are already there.
+    resume: None, "auto" (the newest complete checkpoint under `root`) or a path to a checkpoint
+    folder or to the run folder that holds some. Raises ValueError where a path is wrong, or where a
+    fresh start would write beside checkpoints that are already there.
     """
     if resume is None:
         if _complete(root):
             raise ValueError(
-                f"{root} already holds checkpoints of this run. Go on from them with --resume auto, "
-                "or choose another --name."
+                f"{root} already holds checkpoints of this run. Go on from them with "
+                "--resume auto, or choose another --name."
             )
         return None
     if resume == "auto":
@@ -191,7 +194,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path} is not a checkpoint manifest: {error}.") from error
     if manifest.format != FORMAT:
         raise ValueError(
-            f"{path} was written in checkpoint format {manifest.format}; this version reads {FORMAT}."
+            f"{path} has checkpoint format {manifest.format}; this version reads {FORMAT}. "
+            "Use the version that wrote it."
         )
     if not well_formed or WEIGHTS not in manifest.files:
         raise ValueError(
@@ -201,7 +205,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None:
-    """What is wrong with the files `names` of a checkpoint, as one sentence; None where nothing is."""
+    """What is wrong with the files `names` of a checkpoint, as one sentence; None where nothing
+    is."""
     for name in names:
         path, expected = folder / name, manifest.files.get(name)
         if expected is None or not path.is_file():
@@ -213,12 +218,13 @@ def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None
                 "Resume from another checkpoint: --resume PATH."
             )
         if _measure(path)["xxh3"] != expected["xxh3"]:
-            return f"{path} does not have the bytes that were saved. Resume from another: --resume PATH."
+            return f"{path} is not what was saved. Resume from another checkpoint: --resume PATH."
     return None
 
 
 class _WeightsOnlyEngine(TorchCheckpointEngine):
-    """DeepSpeed's reader, allowed tensors, plain values and the few classes DeepSpeed itself writes."""
+    """DeepSpeed's reader, allowed tensors, plain values and the few classes DeepSpeed itself
+    writes."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
         with torch.serialization.safe_globals(_KNOWN_CLASSES):

@@ -2,8 +2,9 @@
 
     python -m pretrain train --config launch/recipes/debug.yaml --optimizer.lr 1e-3
 
-jsonargparse reads YAML recipes (a line `config: base.yaml` in a recipe is read first) and overrides; later ones
-win. Unknown keys, wrong types and values out of range are errors that name the file or the flag.
+jsonargparse reads YAML recipes (a line `config: base.yaml` in a recipe is read first) and
+overrides; later ones win. Unknown keys, wrong types and values out of range are errors that name
+the file or the flag.
 """
 
 import difflib
@@ -71,7 +72,7 @@ def train_parser() -> OneLineParser:
     """The parser of `python -m pretrain train`."""
     parser = OneLineParser(
         prog="pretrain train",
-        description="Train from a recipe under DeepSpeed; alone it is one rank, under a launcher one of many.",
+        description="Train from a recipe under DeepSpeed: alone as one rank, under a launcher as many.",
     )
     parser.add_argument(
         "--config", action="config", help="recipe (YAML); may be given several times"
@@ -80,17 +81,19 @@ def train_parser() -> OneLineParser:
         "--resume",
         type=str | None,
         default=None,
-        help="auto: go on from the newest complete checkpoint of the run folder, or start where there is none; "
-        "PATH: go on from that checkpoint folder",
+        help="auto: go on from the newest complete checkpoint of the run folder, or start where "
+        "there is none; PATH: go on from that checkpoint folder",
     )
     parser.add_class_arguments(Config, None, fail_untyped=True)
     return parser
 
 
 def parse_train(argv: Sequence[str]) -> tuple[Config, str | None]:
-    """The config and the value of --resume that `argv` asks for; leaves with exit code 2 on a mistake.
+    """The config and the value of --resume that `argv` asks for; leaves with exit code 2 on a
+    mistake.
 
-    Launchers put --local_rank=N before the user's arguments; the rank is read from the environment instead.
+    Launchers put --local_rank=N before the user's arguments; the rank is read from the environment
+    instead.
     """
     args = [a for a in argv if not a.startswith(("--local_rank", "--local-rank"))]
     parser = train_parser()
@@ -161,7 +164,8 @@ def config_from_yaml(path: Path) -> Config:
 
 
 def _type_name(text: str) -> str:
-    """`text` of jsonargparse as a reader says it: <class 'float'> is float, typing.Literal[...] a choice."""
+    """`text` of jsonargparse as a reader says it: <class 'float'> is float, typing.Literal[...] a
+    choice."""
     plain = re.sub(r"<class '([\w.]+)'>", r"\1", text)
     return re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", plain)
 

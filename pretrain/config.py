@@ -1,7 +1,8 @@
-"""What a training run is told: frozen values with a docstring each, read from a recipe by `pretrain/cli.py`.
+"""What a training run is told: frozen values with a docstring each, read by `pretrain/cli.py`.
 
-Nothing here imports torch, so that `--help` answers at once. A value appears once: what follows from others
-(accumulation, vocabulary, number of positions) is computed where it is used and stated at start.
+Nothing here imports torch, so that `--help` answers at once. A value appears once: what follows
+from others (accumulation, vocabulary, number of positions) is computed where it is used and stated
+at start.
 """
 
 from dataclasses import dataclass, field
@@ -17,11 +18,13 @@ class DataConfig:
     """Where the prepared shards lie and how their documents become packed rows."""
 
     shards: str
-    """Folder that `python -m data_pipeline prepare --output` wrote. A relative path counts from the caller's folder."""
+    """Folder that `python -m data_pipeline prepare --output` wrote. A relative path counts from the
+    caller's folder."""
     packing: PackingConfig = field(default_factory=PackingConfig)
     """How documents are cut and packed into rows."""
     num_workers: int = 2
-    """Processes a rank that build batches ahead; 0 builds them in the training process. Never changes the rows."""
+    """Processes a rank that build batches ahead; 0 builds them in the training process. Never
+    changes the rows."""
     allow_other_data: bool = False
     """Whether a resume may continue on shards whose fingerprint differs from the checkpoint's."""
 
@@ -84,7 +87,8 @@ class ObjectivesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with decoupled weight decay on matrices and embeddings, none on biases and LayerNorm."""
+    """AdamW with decoupled weight decay on matrices and embeddings, none on biases and
+    LayerNorm."""
 
     lr: float = 4e-4
     """Peak learning rate."""
@@ -110,7 +114,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate as a function of the update (pretrain/schedule.py). Defaults are GLM-Base."""
+    """The learning rate as a function of the update (pretrain/schedule.py). Defaults are
+    GLM-Base."""
 
     shape: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """Decay after the warm-up; wsd is warm-up, stable, decay."""
@@ -141,11 +146,13 @@ class EvaluationConfig:
     """Held-out loss and filled blanks while training."""
 
     every_steps: int = 1000
-    """Updates between evaluations on the validation split; 0 never evaluates. The end of a run always does."""
+    """Updates between evaluations on the validation split; 0 never evaluates. The end of a run
+    always does."""
     max_rows: int = 512
     """Packed rows of the validation split that an evaluation reads, from its start."""
     texts: tuple[str, ...] = ()
-    """Texts with [MASK], [sMASK] or [gMASK] whose fills are written to TensorBoard at every evaluation."""
+    """Texts with [MASK], [sMASK] or [gMASK] whose fills are written to TensorBoard at every
+    evaluation."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 0:
@@ -185,7 +192,8 @@ class Config:
     seed: int = 1234
     """Seed of the weights, of dropout, of the order of documents and of every blank."""
     stop_at_step: int | None = None
-    """Save and stop after this update, with the schedule of the whole run; a later start goes on."""
+    """Save and stop after this update, with the schedule of the whole run; a later start goes
+    on."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """Rows of an update."""
     model: BackboneShape = field(default_factory=BackboneShape)
@@ -210,7 +218,7 @@ class Config:
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(
-                f"name must be a plain folder name without '/' and no leading dot, got {self.name!r}."
+                f"name must be a plain folder name without '/' or leading dot, got {self.name!r}."
             )
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}.")

@@ -1,11 +1,12 @@
 """DeepSpeed's JSON, completed: the file says how to shard, the recipe says what to train.
 
-The file holds no precision, batch or optimizer block: those follow from the recipe and are filled here. A value
-in it that says otherwise is an error that names both files, so that neither wins in silence.
+The file holds no precision, batch or optimizer block: those follow from the recipe and are filled
+here. A value in it that says otherwise is an error that names both files, so that neither wins in
+silence.
 
-Example: with micro_rows 16, accumulation 4 and precision bf16, `{"zero_optimization": {"stage": 3}}` becomes
-`{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 4,
-"gradient_clipping": 1.0, "bf16": {"enabled": true}}`.
+Example: with micro_rows 16, accumulation 4 and precision bf16, `{"zero_optimization": {"stage":
+3}}` becomes `{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 16,
+"gradient_accumulation_steps": 4, "gradient_clipping": 1.0, "bf16": {"enabled": true}}`.
 """
 
 import json
@@ -28,8 +29,8 @@ def complete(
 ) -> dict[str, Any]:
     """The settings of file `path` with everything that follows from the run.
 
-    Raises ValueError, naming the file and the recipe's key, where the file is not readable JSON, holds an
-    optimizer or scheduler block, or contradicts the recipe.
+    Raises ValueError, naming the file and the recipe's key, where the file is not readable JSON,
+    holds an optimizer or scheduler block, or contradicts the recipe.
     """
     settings = read(path)
     for block in ("optimizer", "scheduler"):
@@ -85,6 +86,7 @@ def _merged(path: Path, key: str, found: Any, value: Any, source: str) -> Any:
 
 def _contradiction(path: Path, key: str, found: Any, value: Any, source: str) -> ValueError:
     return ValueError(
-        f"{path}: '{key}' is {json.dumps(found)}, but the recipe's {source} asks for {json.dumps(value)}. "
+        f"{path}: '{key}' is {json.dumps(found)}, but the recipe's {source} asks for "
+        f"{json.dumps(value)}. "
         f"Remove '{key}' from {path.name}: it follows from the recipe."
     )

@@ -1,7 +1,8 @@
 """The run under DeepSpeed: building the model sharded, one update, and the weights as a whole.
 
-With checkpoint.py the only file that imports deepspeed. Everything else sees this `Engine`: a module to call, a
-loss to go backward from, a learning rate to step with. ZeRO stage and buckets are the JSON file's business.
+With checkpoint.py the only file that imports deepspeed. Everything else sees this `Engine`: a
+module to call, a loss to go backward from, a learning rate to step with. ZeRO stage and buckets are
+the JSON file's business.
 """
 
 import importlib
@@ -25,9 +26,10 @@ from pretrain.world import World  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-# DeepSpeed compiles a shared-memory op for CPU ranks at start (a compiler, a minute, 69 MB files in /dev/shm).
-# Plain gloo serves; there is no public switch, so the builder is replaced (pinned version, tested). The module is
-# looked up by name, because the attribute deepspeed.comm.torch is PyTorch itself.
+# DeepSpeed compiles a shared-memory op for CPU ranks at start (a compiler, a minute, 69 MB files in
+# /dev/shm). Plain gloo serves; there is no public switch, so the builder is replaced (pinned
+# version, tested). The module is looked up by name, because the attribute deepspeed.comm.torch is
+# PyTorch itself.
 importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -35,8 +37,9 @@ logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 class Engine:
     """A model that learns under DeepSpeed on all ranks of `world`.
 
-    make_model() builds the module; it is called inside deepspeed.zero.Init at stage 3, so that no rank ever holds
-    the whole model. decays(name, parameter) says which parameters take weight decay.
+    make_model() builds the module; it is called inside deepspeed.zero.Init at stage 3, so that no
+    rank ever holds the whole model. decays(name, parameter) says which parameters take weight
+    decay.
     """
 
     def __init__(
@@ -52,7 +55,8 @@ class Engine:
         self.stage = stage(settings)
         self.accumulation: int = settings["gradient_accumulation_steps"]
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
-        # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a CPU.
+        # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a
+        # CPU.
         with deepspeed.zero.Init(config_dict_or_path=settings, enabled=self.stage == 3):
             model = make_model()
         self.num_parameters = {
@@ -73,17 +77,19 @@ class Engine:
         return self.deepspeed(*args)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of `loss` (a scalar, the global mean's share of this rank and micro-batch).
+        """Add the gradient of `loss` (a scalar, the global mean's share of this rank and
+        micro-batch).
 
-        The gradient that is applied is the plain sum over ranks and micro-batches: DeepSpeed averages both, which
-        is undone here.
+        The gradient that is applied is the plain sum over ranks and micro-batches: DeepSpeed
+        averages both, which is undone here.
         """
         self.deepspeed.backward(loss * (self.world.world_size * self.accumulation))
 
     def end_micro_batch(self, lr: float) -> float | None:
         """Close a micro-batch; after the last of an update apply it with rate `lr`.
 
-        Returns the global L2 norm of the gradient before clipping where an update was applied, else None.
+        Returns the global L2 norm of the gradient before clipping where an update was applied, else
+        None.
         """
         if not self.deepspeed.is_gradient_accumulation_boundary():
             self.deepspeed.step()
@@ -97,7 +103,8 @@ class Engine:
         return float(norm) if norm is not None else float("nan")
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter whole, on the CPU of rank 0, one at a time; other ranks get empty tensors.
+        """Every parameter whole, on the CPU of rank 0, one at a time; other ranks get empty
+        tensors.
 
         A collective: all ranks iterate to the end. Never holds more than one parameter twice.
         """
@@ -114,7 +121,8 @@ class Engine:
 def _adamw(
     model: nn.Module, decays: Callable[[str, nn.Parameter], bool], config: OptimizerConfig
 ) -> torch.optim.AdamW:
-    """AdamW in two groups: with weight decay and without. The type must be exactly AdamW for DeepSpeed."""
+    """AdamW in two groups: with weight decay and without. The type must be exactly AdamW for
+    DeepSpeed."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for n, p in named if decays(n, p)], "weight_decay": config.weight_decay},

@@ -1,8 +1,8 @@
 """Named scalars of a step, to TensorBoard, metrics.jsonl and the console line.
 
-Tags are room/noun_unit: loss/total_nats, optimizer/learning_rate, speed/tokens_per_second. A resumed run rewinds
-to its checkpoint: lines of metrics.jsonl after it are cut off and TensorBoard is told to forget those steps, so no
-step stands twice or backward.
+Tags are room/noun_unit: loss/total_nats, optimizer/learning_rate, speed/tokens_per_second. A
+resumed run rewinds to its checkpoint: lines of metrics.jsonl after it are cut off and TensorBoard
+is told to forget those steps, so no step stands twice or backward.
 """
 
 import json
@@ -31,7 +31,7 @@ class Metrics:
     def __init__(self, run: RunFolder, *, first_step: int, total_steps: int) -> None:
         self._path = run.metrics
         _rewind(self._path, first_step)
-        self._lines = open(self._path, "a", encoding="utf-8")
+        self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step)
         self._total_steps = total_steps
         self._started_at = time.monotonic()
@@ -101,12 +101,14 @@ class Metrics:
             f"step {step}/{self._total_steps} | loss {scalars['loss/total_nats']:.4f}"
             f" | lr {scalars['optimizer/learning_rate']:.1e}"
             f" | grad {scalars['optimizer/gradient_norm']:.2f}"
-            f" | {scalars['speed/tokens_per_second'] / 1000:.1f}k tok/s | eta {_duration(remaining_s)}"
+            f" | {scalars['speed/tokens_per_second'] / 1000:.1f}k tok/s"
+            f" | eta {_duration(remaining_s)}"
         )
 
 
 def _rewind(path: Path, first_step: int) -> None:
-    """Keep only the whole lines of steps before `first_step`; a line that a kill cut off goes too."""
+    """Keep only the whole lines of steps before `first_step`; a line that a kill cut off goes
+    too."""
     if not path.is_file():
         return
     kept, removed = [], 0

@@ -59,7 +59,7 @@ class RunFolder:
         Raises ValueError where another training holds it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = open(self.path / ".lock", "a+", encoding="utf-8")
+        handle = open(self.path / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 (open = locked)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,7 +67,8 @@ class RunFolder:
             holder = handle.read().strip() or "another process"
             handle.close()
             raise ValueError(
-                f"{self.path} is being written by {holder}. Wait for it, stop it, or choose another --name."
+                f"{self.path} is being written by {holder}. Wait for it, stop it, or choose "
+                "another --name."
             ) from None
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -87,7 +88,8 @@ class RunFolder:
         (self.path / "ds_config.json").write_text(text, encoding="utf-8")
 
     def changes(self, config: Config) -> list[str]:
-        """Settings of `config` that differ from the ones this folder was last written with, as `key: old -> new`."""
+        """Settings of `config` that differ from the ones this folder was last written with, as
+        `key: old -> new`."""
         if not self.config.is_file():
             return []
         old, new = (_flat(config_to_yaml(c)) for c in (config_from_yaml(self.config), config))

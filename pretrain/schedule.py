@@ -1,9 +1,11 @@
 """The learning rate as a pure function of the update: nothing to save, nothing to restore.
 
-Update 0 has rate 0 where there is a warm-up, as the published code has it (Du et al. 2022; GLM spec of the
-released recipes); its linear decay runs below zero after decay_steps, ours never passes the end value.
+Update 0 has rate 0 where there is a warm-up, as the published code has it (Du et al. 2022; GLM spec
+of the released recipes); its linear decay runs below zero after decay_steps, ours never passes the
+end value.
 
-Example: lr 1e-3, 100 decay steps, warm-up 10 %: lr(0) = 0, lr(5) = 5e-4, lr(10) = 1e-3, lr(100) = end.
+Example: lr 1e-3, 100 decay steps, warm-up 10 %: lr(0) = 0, lr(5) = 5e-4, lr(10) = 1e-3, lr(100) =
+end.
 """
 
 import math
@@ -12,7 +14,8 @@ from pretrain.config import ScheduleConfig
 
 
 def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleConfig) -> float:
-    """Rate used by update number `update` (from 0) of a run of `steps` updates, peak rate `peak`."""
+    """Rate used by update number `update` (from 0) of a run of `steps` updates, peak rate
+    `peak`."""
     decay_steps = schedule.decay_steps or steps
     warmup_steps = schedule.warmup_ratio * decay_steps
     if update < warmup_steps:
@@ -30,7 +33,8 @@ def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleCon
 
 
 def _progress(update: float, start: float, stop: float) -> float:
-    """Share of [start, stop] that lies behind `update`, kept in 0..1 (a decay that has ended stays ended)."""
+    """Share of [start, stop] that lies behind `update`, kept in 0..1 (a decay that has ended stays
+    ended)."""
     if stop <= start:
         return float(update >= stop)
     return min(1.0, max(0.0, (update - start) / (stop - start)))

@@ -1,6 +1,7 @@
 """Everything a run needs before its first step, built in an order that shows what depends on what.
 
-shards -> objectives and their transforms -> sizes -> engine (weights, optimizer) -> checkpoint, if there is one
+shards -> objectives and their transforms -> sizes -> engine (weights, optimizer) -> checkpoint, if
+there is one
 """
 
 import logging
@@ -47,7 +48,8 @@ class Setup:
 def set_up(
     config: Config, shards: Shards, folder: RunFolder, resume: str | None, world: World
 ) -> Setup:
-    """Build or restore the run. Raises ValueError for what the user can mend; the same on every rank."""
+    """Build or restore the run. Raises ValueError for what the user can mend; the same on every
+    rank."""
     found, error = None, None
     if world.leads:
         try:
@@ -133,7 +135,8 @@ def _restored(setup: Setup, found: Path) -> Setup:
     if state["data_fingerprint"] != here and not config.data.allow_other_data:
         error = (
             f"{found} was trained on data with fingerprint {state['data_fingerprint']}, "
-            f"{config.data.shards} has {here}. Name the same shards, or set --data.allow_other_data true."
+            f"{config.data.shards} has {here}. Name the same shards, or set "
+            "--data.allow_other_data true."
         )
     elif set(state["positions"]) != set(setup.positions):
         error = (
@@ -196,8 +199,12 @@ def _announce(setup: Setup, settings: dict[str, Any]) -> None:
     )
     logger.info(
         "batch: %d rows of %d positions = %d rows a micro-batch x %d ranks x %d accumulated",
-        batch.global_rows, packing.row_tokens, batch.micro_rows, world.world_size, engine.accumulation,
-    )  # fmt: skip
+        batch.global_rows,
+        packing.row_tokens,
+        batch.micro_rows,
+        world.world_size,
+        engine.accumulation,
+    )
     logger.info(
         "engine: ZeRO stage %d, %s%s on %s, %d torch threads a rank",
         engine.stage,

@@ -1,8 +1,9 @@
 """How fast a run is, and which share of the machine it uses.
 
-Model FLOP utilisation is FLOP of the model's matrix products, counted only where they are done (non-padding
-positions, visible pairs, logits at targets), divided by the peak of a plain matrix product on the same device in
-the same run. Backward counts twice the forward (Kaplan et al. 2020, section 2.1; PaLM, appendix B).
+Model FLOP utilisation is FLOP of the model's matrix products, counted only where they are done
+(non-padding positions, visible pairs, logits at targets), divided by the peak of a plain matrix
+product on the same device in the same run. Backward counts twice the forward (Kaplan et al. 2020,
+section 2.1; PaLM, appendix B).
 """
 
 import time
@@ -30,7 +31,8 @@ def training_flop(
 
 
 def matmul_peak_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """The best of a few plain matrix products, in FLOP per second of this rank (some 0.2 s on a CPU core)."""
+    """The best of a few plain matrix products, in FLOP per second of this rank (some 0.2 s on a CPU
+    core)."""
     size = 4096 if device.type == "cuda" else 768
     left = torch.randn(size, size, device=device, dtype=dtype)
     right = torch.randn(size, size, device=device, dtype=dtype)
@@ -62,7 +64,8 @@ def _wait(device: torch.device) -> None:
 
 
 class StepScalars:
-    """Turns what an update did into the scalars that are recorded, keeping the clock between steps."""
+    """Turns what an update did into the scalars that are recorded, keeping the clock between
+    steps."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup

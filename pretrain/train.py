@@ -1,9 +1,10 @@
 """A training run, top to bottom: set up, then updates until the last.
 
-    text -> shards -> (order, blanks, packing) -> batch -> objective -> loss terms -> update -> metrics, checkpoint
+    text -> shards -> (order, blanks, packing) -> batch -> objective -> loss terms -> update ->
+    metrics, checkpoint
 
-`data_pipeline` owns what stands left of the batch, `objectives` the loss, `engine` the weights; this file only
-says in which order they meet. It knows no objective by name.
+`data_pipeline` owns what stands left of the batch, `objectives` the loss, `engine` the weights;
+this file only says in which order they meet. It knows no objective by name.
 """
 
 import logging
@@ -29,7 +30,8 @@ logger = logging.getLogger(__name__)
 def run(config: Config, resume: str | None) -> None:
     """Train as `config` says, on the ranks that the environment describes.
 
-    Raises ValueError for what the user can mend: missing shards, a wrong --resume, sizes that do not fit.
+    Raises ValueError for what the user can mend: missing shards, a wrong --resume, sizes that do
+    not fit.
     """
     shards = open_shards(Path(config.data.shards))
     world = join_world(config.timeout_s)
@@ -44,7 +46,8 @@ def run(config: Config, resume: str | None) -> None:
 
 
 def train(setup: Setup) -> None:
-    """Updates from where `setup` stands to the last, with evaluations and checkpoints on the way."""
+    """Updates from where `setup` stands to the last, with evaluations and checkpoints on the
+    way."""
     config, engine = setup.config, setup.engine
     last = config.stop_at_step or config.steps
     streams = {

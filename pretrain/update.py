@@ -1,9 +1,10 @@
 """One update: micro-batches in, gradients summed over ranks, weights moved, named sums out.
 
-The loss that is minimised is, per objective, the sum of weighted token losses over all ranks and micro-batches of
-the update, divided once by their global count: never a mean of means. So the counts are summed over ranks before
-the first forward; then every micro-batch of every rank contributes its share of that one mean, and 4 micro-batches
-on one rank give the gradient of one on each of four.
+The loss that is minimised is, per objective, the sum of weighted token losses over all ranks and
+micro-batches of the update, divided once by their global count: never a mean of means. So the
+counts are summed over ranks before the first forward; then every micro-batch of every rank
+contributes its share of that one mean, and 4 micro-batches on one rank give the gradient of one on
+each of four.
 """
 
 import time
@@ -52,9 +53,11 @@ def apply_update(
     seed: int,
     update: int,
 ) -> tuple[Update, dict[str, Batch]]:
-    """Take one batch a micro-batch from each objective's stream and apply one update with rate `lr`.
+    """Take one batch a micro-batch from each objective's stream and apply one update with rate
+    `lr`.
 
-    Returns what was done and the last batch of every stream, whose `position` says where the next update starts.
+    Returns what was done and the last batch of every stream, whose `position` says where the next
+    update starts.
     """
     started_at = time.perf_counter()
     batches = [
@@ -106,7 +109,8 @@ def global_counts(
     objectives: Sequence[Objective],
     inputs: Sequence[Mapping[str, Mapping[str, Tensor]]],
 ) -> dict[str, float]:
-    """Counts of every optimised term over all micro-batches and ranks; 1 where there is no target at all."""
+    """Counts of every optimised term over all micro-batches and ranks; 1 where there is no target
+    at all."""
     local: dict[str, float] = defaultdict(float)
     for micro in inputs:
         for objective in objectives:
@@ -118,7 +122,8 @@ def global_counts(
 
 
 def seed_dropout(seed: int, update: int, micro_batch: int, rank: int) -> None:
-    """Seed dropout from where in the run it is drawn, so that no generator state has to be saved."""
+    """Seed dropout from where in the run it is drawn, so that no generator state has to be
+    saved."""
     place = f"{seed}/{update}/{micro_batch}/{rank}".encode()
     torch.manual_seed(xxhash.xxh3_64_intdigest(place) >> 1)
 

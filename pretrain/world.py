@@ -1,7 +1,9 @@
-"""The ranks of a run: who am I, and the few collectives that the trainer needs besides DeepSpeed's own.
+"""The ranks of a run: who am I, and the few collectives that the trainer needs besides DeepSpeed's
+own.
 
-A launcher (deepspeed, torchrun) sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; a process that
-nobody launched is a world of one rank and sets them itself, since DeepSpeed would otherwise probe MPI.
+A launcher (deepspeed, torchrun) sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; a
+process that nobody launched is a world of one rank and sets them itself, since DeepSpeed would
+otherwise probe MPI.
 """
 
 import logging
@@ -63,9 +65,11 @@ class World:
         dist.barrier()
 
     def agree(self, error: str | None) -> None:
-        """Raise ValueError on every rank if any rank brings an `error`; rank 0's text, else the first one.
+        """Raise ValueError on every rank if any rank brings an `error`; rank 0's text, else the
+        first one.
 
-        What one rank finds wrong ends all of them with the same line instead of leaving the others waiting.
+        What one rank finds wrong ends all of them with the same line instead of leaving the others
+        waiting.
         """
         found = [e for e in self.gather(error) if e]
         if found:
@@ -85,7 +89,7 @@ def join_world(timeout_s: float) -> World:
         missing = ", ".join(name for name in _LAUNCHED if name not in os.environ)
         raise ValueError(
             f"the environment sets {', '.join(given)} but not {missing}. Start the run with "
-            "launch/pretrain_glm.sh, deepspeed or torchrun, or unset RANK and WORLD_SIZE for one rank."
+            "launch/pretrain_glm.sh, deepspeed or torchrun, or unset RANK and WORLD_SIZE."
         )
     rank, world_size, local_rank = (int(os.environ[n]) for n in _LAUNCHED[:3])
     device = torch.device("cpu")

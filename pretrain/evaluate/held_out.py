@@ -1,7 +1,8 @@
-"""Loss on the validation split while training: nats per target, by kind of blank, the same on every rank.
+"""Loss on the validation split while training: nats per target, by kind of blank, the same on every
+rank.
 
-Every rank takes the same number of batches, so that no rank waits for a collective that another skips; where rows
-run out, a batch is padding and adds nothing.
+Every rank takes the same number of batches, so that no rank waits for a collective that another
+skips; where rows run out, a batch is padding and adds nothing.
 """
 
 from collections import defaultdict

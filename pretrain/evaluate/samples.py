@@ -4,5 +4,6 @@ from pretrain.setup import Setup
 
 
 def filled_texts(setup: Setup) -> str:
-    """The config's evaluation texts, filled greedily, as a Markdown list. A collective: all ranks fill the same."""
+    """The config's evaluation texts, filled greedily, as a Markdown list. A collective: all ranks
+    fill the same."""
     return ""

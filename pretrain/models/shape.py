@@ -17,7 +17,8 @@ class BackboneShape:
     dropout_prob: float = 0.1
     """Dropout on the embedding sum, the attention output and the MLP output."""
     attention_dropout_prob: float = 0.1
-    """Dropout on attention weights (the published path); packed recipes set 0 for the fast kernels."""
+    """Dropout on attention weights (the published path); packed recipes set 0 for the fast
+    kernels."""
     init_std: float = 0.02
     """Standard deviation of the initialisation; residual outputs: init_std / sqrt(2 num_layers)."""
     norm_order: Literal["pre", "post"] = "pre"
