@@ -8,20 +8,16 @@ Both steps are pure. Source: GLM (Du et al. 2022) and its published code; docs/o
 where and why this differs from that code.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.rows import Pieces, Rows
+from data_pipeline.special import SpecialIds
 from data_pipeline.transforms.blank_build import build_rows, marks_of
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_draw import draw_plan
 from data_pipeline.transforms.blank_plan import BlankPlan, plan_from_spans
 from data_pipeline.transforms.span_lengths import SpanLengths
-
-if TYPE_CHECKING:
-    from data_pipeline.tokenizer import SpecialIds
 
 __all__ = ["BlankConfig", "BlankPlan", "BlankTransform", "plan_from_spans"]
 
@@ -33,7 +29,7 @@ class BlankTransform:
     """
 
     def __init__(
-        self, config: BlankConfig, special: "SpecialIds", *, source_tokens: int, vocab_size: int
+        self, config: BlankConfig, special: SpecialIds, *, source_tokens: int, vocab_size: int
     ) -> None:
         self.config = config
         self.source_tokens = source_tokens

@@ -15,19 +15,17 @@ The suffix form of the document level, with its last d tokens written (no eop, e
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import hashing
 from data_pipeline.rows import KINDS, Rows
+from data_pipeline.special import SpecialIds
 from data_pipeline.transforms import ragged
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_plan import BlankPlan
-
-if TYPE_CHECKING:
-    from data_pipeline.tokenizer import SpecialIds
 
 DBLOCK_DRAWS = 4 << 32  # draw number of the first token; see blank_draw.py for the others
 TOKEN_LEVEL = (KINDS.index("token"), KINDS.index("single"))
@@ -51,7 +49,7 @@ class BlankMarks:
 
 
 def marks_of(
-    config: BlankConfig, special: "SpecialIds", *, source_tokens: int, vocab_size: int
+    config: BlankConfig, special: SpecialIds, *, source_tokens: int, vocab_size: int
 ) -> BlankMarks:
     """The marks for texts of up to `source_tokens` tokens over a vocabulary of `vocab_size` ids."""
     by_kind = {"sentence": special.smask, "document": special.gmask}

@@ -1,7 +1,7 @@
 """Settings of blank infilling (GLM): which sort of blank, how much of it, the named ablations."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 _PROBS = (
     "token_prob",
@@ -69,7 +69,11 @@ class BlankConfig:
                 f"token_prob + sentence_prob + document_prob must be 1, got {total:g} "
                 f"({self.token_prob:g} + {self.sentence_prob:g} + {self.document_prob:g})."
             )
-        if self.poisson_lambda <= 0.0:
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                allowed = ", ".join(get_args(hint))
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)}.")
+        if not self.poisson_lambda > 0.0:
             raise ValueError(f"poisson_lambda must be above 0, got {self.poisson_lambda}.")
         if self.max_span < 1:
             raise ValueError(f"max_span must be at least 1 token, got {self.max_span}.")

@@ -131,11 +131,10 @@ def _check_lengths(length_N: NDArray[np.int64], max_row_tokens_N: NDArray[np.int
 
 def draw_kinds(keys_N: NDArray[np.uint64], config: BlankConfig) -> NDArray[np.uint8]:
     """The kind of blank of each piece, an index into KINDS."""
-    mix = np.cumsum([config.token_prob, config.sentence_prob])
     mixed = [KINDS.index(name) for name in ("token", "sentence", "document")]
-    if config.document_prob == 0.0:  # the two shares may sum to a hair less than 1
-        mix[-1] = 1.0
-    draw = np.searchsorted(mix, hashing.uniform(keys_N, KIND_DRAW), side="right")
+    upto = np.cumsum([config.token_prob, config.sentence_prob, config.document_prob])
+    upto /= upto[-1]  # the shares may miss 1 by rounding
+    draw = np.searchsorted(upto, hashing.uniform(keys_N, KIND_DRAW), side="right")
     kind_N = np.array(mixed, np.uint8)[draw]
     single = hashing.uniform(keys_N, SINGLE_DRAW) < config.single_span_prob
     kind_N[single] = KINDS.index("single")
