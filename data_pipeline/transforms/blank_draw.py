@@ -133,7 +133,7 @@ def draw_kinds(keys_N: NDArray[np.uint64], config: BlankConfig) -> NDArray[np.ui
     """The kind of blank of each piece, an index into KINDS."""
     mixed = [KINDS.index(name) for name in ("token", "sentence", "document")]
     upto = np.cumsum([config.token_prob, config.sentence_prob, config.document_prob])
-    upto /= upto[-1]  # the shares may miss 1 by rounding
+    upto = upto / upto[-1]  # the shares may miss 1 by rounding
     draw = np.searchsorted(upto, hashing.uniform(keys_N, KIND_DRAW), side="right")
     kind_N = np.array(mixed, np.uint8)[draw]
     single = hashing.uniform(keys_N, SINGLE_DRAW) < config.single_span_prob

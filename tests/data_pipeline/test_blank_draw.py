@@ -559,3 +559,11 @@ def test_the_ablation_keeps_the_order_of_the_text():
         assert [sorted(spans_of(shuffled, i)) for i in range(50)] == [
             spans_of(plan, i) for i in range(50)
         ]
+
+
+def test_shares_that_miss_one_by_rounding_draw_nothing_else():
+    pieces = pieces_of(np.full(200_000, 3))
+    plan = draw(pieces, token_prob=1 - 1e-7)
+    assert (plan.kind_N == TOKEN).all()
+    plan = draw(pieces, token_prob=0, sentence_prob=0, document_prob=1 - 1e-7)
+    assert (plan.kind_N == DOCUMENT).all()
