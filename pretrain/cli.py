@@ -11,13 +11,19 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+from jsonargparse import (
+    ArgumentError,
+    ArgumentParser,
+    get_loader,
+    set_loader,
+    set_parsing_settings,
+)
 
 from pretrain.config import Config
 
@@ -37,6 +43,31 @@ _UNKNOWN_KEY = (
 
 
 _WRONG_TYPE = re.compile(r'Parser key "([\w.]+)": Expected an? (.+?)\. Got value: (.*)')
+
+
+def _load_flat(text: str) -> Any:
+    """YAML with nested keys written dotted: {"a": {"b": 1}} becomes {"a.b": 1}.
+
+    jsonargparse lets a nested mapping replace its whole group, so that a recipe which inherits from
+    another and says `model: {hidden_size: 64}` would set the rest of `model` back to defaults, in
+    silence.
+    """
+    loaded = get_loader("yaml")(text)
+    return flat(loaded) if isinstance(loaded, dict) else loaded
+
+
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings by their dotted names."""
+    leaves: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+set_loader("flat_yaml", _load_flat, (yaml.YAMLError,))
 
 
 class OneLineParser(ArgumentParser):
@@ -72,7 +103,8 @@ def train_parser() -> OneLineParser:
     """The parser of `python -m pretrain train`."""
     parser = OneLineParser(
         prog="pretrain train",
-        description="Train from a recipe under DeepSpeed: alone as one rank, under a launcher as many.",
+        parser_mode="flat_yaml",
+        description="Train from a recipe under DeepSpeed: one rank, or many under a launcher.",
     )
     parser.add_argument(
         "--config", action="config", help="recipe (YAML); may be given several times"
@@ -131,7 +163,7 @@ def _check_recipe(parser: OneLineParser, file: str) -> None:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = re.sub(r' in "<unicode string>",', " in", str(error))
         parser.error(f"{file}: not a YAML recipe: {where}")
-    plain = ArgumentParser(exit_on_error=False)
+    plain = ArgumentParser(exit_on_error=False, parser_mode="flat_yaml")
     plain.add_argument("--config", action="config")
     plain.add_class_arguments(Config, None, fail_untyped=True)
     try:
@@ -154,7 +186,7 @@ def config_from_yaml(path: Path) -> Config:
         raise ValueError(
             f"{path} is missing; a run folder holds config.yaml. Check the path of the run."
         )
-    parser = ArgumentParser(exit_on_error=False)
+    parser = ArgumentParser(exit_on_error=False, parser_mode="flat_yaml")
     parser.add_class_arguments(Config, None, fail_untyped=True)
     try:
         made = parser.instantiate(parser.parse_string(path.read_text(encoding="utf-8")))

@@ -13,11 +13,11 @@ import fcntl
 import json
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from pretrain.cli import config_from_yaml, config_to_yaml
+from pretrain.cli import config_from_yaml, config_to_yaml, flat
 from pretrain.config import Config
 
 
@@ -92,25 +92,9 @@ class RunFolder:
         `key: old -> new`."""
         if not self.config.is_file():
             return []
-        old, new = (_flat(config_to_yaml(c)) for c in (config_from_yaml(self.config), config))
+        old, new = (flat(asdict(c)) for c in (config_from_yaml(self.config), config))
         return [
             f"{key}: {old.get(key)} -> {new.get(key)}"
             for key in sorted(old | new)
             if old.get(key) != new.get(key)
         ]
-
-
-def _flat(text: str) -> dict[str, Any]:
-    import yaml
-
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        else:
-            flat[prefix] = value
-
-    walk("", yaml.safe_load(text))
-    return flat

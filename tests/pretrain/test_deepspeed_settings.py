@@ -1,0 +1,84 @@
+"""pretrain/deepspeed_settings.py: what follows is filled in, what contradicts is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.deepspeed_settings import REPOSITORY, complete, read, stage
+
+
+def _complete(path: Path, **changes: Any) -> dict[str, Any]:
+    run: dict[str, Any] = {
+        "micro_rows": 4,
+        "accumulation": 3,
+        "world_size": 2,
+        "gradient_clipping": 0.5,
+        "precision": "fp32",
+    }
+    return complete(path, **(run | changes))
+
+
+def _file(tmp_path: Path, settings: Any) -> Path:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(settings))
+    return path
+
+
+def test_sizes_follow_from_the_run(tmp_path: Path) -> None:
+    made = _complete(_file(tmp_path, {"zero_optimization": {"stage": 2}}), precision="bf16")
+    assert made == {
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+        "train_batch_size": 24,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+    }
+    assert stage(made) == 2
+
+
+def test_clipping_is_always_written(tmp_path: Path) -> None:
+    # Left out, DeepSpeed 0.19.8 clips at 1.0.
+    assert _complete(_file(tmp_path, {}), gradient_clipping=0.0)["gradient_clipping"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optimizer": {"type": "Adam"}}, "the block 'optimizer' is not used"),
+        ({"scheduler": {}}, "the block 'scheduler' is not used"),
+        ({"gradient_clipping": 1.0}, "recipe's optimizer.gradient_clipping asks for 0.5"),
+        ({"bf16": {"enabled": True}}, "recipe's precision asks for"),
+        ({"train_micro_batch_size_per_gpu": "auto"}, "recipe's batch.micro_rows asks for 4"),
+    ],
+)
+def test_a_contradiction_names_file_and_recipe(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = _file(tmp_path, settings)
+    with pytest.raises(ValueError, match=r"ds\.json: ") as refused:
+        _complete(path)
+    assert said in str(refused.value)
+
+
+def test_an_equal_value_is_no_contradiction(tmp_path: Path) -> None:
+    made = _complete(_file(tmp_path, {"gradient_clipping": 0.5, "bf16": {"enabled": False}}))
+    assert made["gradient_clipping"] == 0.5
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_file_that_is_no_json_object_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"ds\.json: "):
+        read(path)
+
+
+def test_the_repositorys_file_asks_for_stage_3_and_holds_nothing_of_the_recipe() -> None:
+    settings = read(REPOSITORY / "ds_config.json")
+    assert stage(settings) == 3
+    filled = {"optimizer", "scheduler", "bf16", "fp16", "train_batch_size", "gradient_clipping"}
+    assert not filled & set(settings)
