@@ -32,8 +32,7 @@ def batch_of(rows: dict[str, torch.Tensor]) -> SimpleNamespace:
     visibility = single_documents(lengths, rows["attention_mask"], num_tokens)
     return SimpleNamespace(
         ids=rows["text"].int(),
-        position=rows["position_id"][:, 0].int(),
-        block_position=rows["position_id"][:, 1].int(),
+        positions=rows["position_id"].int(),
         targets=rows["target"].int(),
         weights=rows["loss_mask"].float(),
         kind=rows["loss_mask"].to(torch.uint8),
@@ -118,9 +117,8 @@ def test_terms_equal_a_plain_sum_over_all_positions(batch_c):
     model = model_c("model_C_final")
     terms = model(OBJECTIVE, OBJECTIVE.inputs(batch_c))
     backbone = model.backbone
-    positions = torch.stack((batch_c.position, batch_c.block_position), 1)
     visibility = Visibility(batch_c.lo, batch_c.hi, batch_c.document)
-    logits = backbone.logits(backbone(batch_c.ids, positions, visibility))
+    logits = backbone.logits(backbone(batch_c.ids, batch_c.positions, visibility))
     losses = F.cross_entropy(
         logits.double().transpose(1, 2), batch_c.targets.long(), reduction="none"
     )
@@ -150,7 +148,7 @@ def test_without_targets_every_parameter_still_gets_a_gradient(batch_c):
 
 
 def test_a_batch_of_padding_alone_is_harmless(batch_c):
-    for values in (batch_c.weights, batch_c.lo, batch_c.hi, batch_c.ids, batch_c.position):
+    for values in (batch_c.weights, batch_c.lo, batch_c.hi, batch_c.ids, batch_c.positions):
         values.zero_()
     batch_c.document.fill_(-1)
     model = model_c()
