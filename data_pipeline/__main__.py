@@ -1,0 +1,146 @@
+"""python -m data_pipeline prepare | train-tokenizer | inspect | verify | stats."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jsonargparse import Namespace
+
+from data_pipeline.cli import parse
+from data_pipeline.documents import ReadSettings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and give its exit code: 0, 1 for damage found, 2 for a user's mistake."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    options = arguments[arguments.command]
+    try:
+        return _RUN[arguments.command](options)
+    except ValueError as error:
+        return _fail(str(error))
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
+    except KeyboardInterrupt:
+        sys.stderr.write("data_pipeline: interrupted, nothing was finished.\n")
+        return 130
+
+
+def _fail(message: str) -> int:
+    sys.stderr.write(f"data_pipeline: {message}\n")
+    return 2
+
+
+def _prepare(options: Namespace) -> int:
+    from data_pipeline.prepare import AlreadyPrepared, PrepareSettings, prepare
+    from data_pipeline.special import parse_aliases
+    from data_pipeline.stats import table
+
+    settings = PrepareSettings(
+        input=options.input,
+        tokenizer=options.tokenizer,
+        output=options.output,
+        validation=options.validation,
+        shard_tokens=options.shard_tokens,
+        aliases=parse_aliases(options.alias),
+        source=options.source,
+        licence=options.licence,
+        read=_read_settings(options, options.prompt_field),
+    )
+    try:
+        manifest = prepare(settings, _progress_bar)
+    except AlreadyPrepared as done:
+        sys.stderr.write(
+            f"data_pipeline: {options.output} is finished already, by the same request from the "
+            "same files. Nothing to do.\n"
+        )
+        manifest = done.manifest
+    print(table(manifest))
+    return 0
+
+
+def _train_tokenizer(options: Namespace) -> int:
+    from data_pipeline.stats import describe_counts
+    from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
+
+    settings = TokenizerSettings(
+        input=options.input,
+        output=options.output,
+        vocab_size=options.vocab_size,
+        character_coverage=options.character_coverage,
+        read=_read_settings(options, None),
+    )
+    tally = train_tokenizer(settings, _progress_bar)
+    skipped = describe_counts(dict(+tally.skipped))
+    print(f"{options.output}: {options.vocab_size:,} pieces. Skipped: {skipped}.")
+    return 0
+
+
+def _read_settings(options: Namespace, prompt_field: str | None) -> ReadSettings:
+    return ReadSettings(
+        document=options.document,
+        text_field=options.text_field,
+        prompt_field=prompt_field,
+        encoding=options.encoding,
+    )
+
+
+def _verify(options: Namespace) -> int:
+    from data_pipeline.manifest import read_manifest
+    from data_pipeline.stats import counts
+    from data_pipeline.verify import verify
+
+    manifest = read_manifest(options.folder)
+    problems = verify(Path(options.folder), manifest, _progress_bar)
+    if options.json:
+        print(json.dumps({**counts(manifest), "damaged": problems}, ensure_ascii=False))
+    elif not problems:
+        print(f"{options.folder}: {len(manifest.files())} files, all whole.")
+    for problem in problems:
+        sys.stderr.write(f"data_pipeline: damaged: {problem}\n")
+    return 1 if problems else 0
+
+
+def _stats(options: Namespace) -> int:
+    from data_pipeline.shards import open_shards
+    from data_pipeline.stats import counts, table
+
+    shards = open_shards(options.folder)
+    if options.json:
+        print(json.dumps(counts(shards.manifest), ensure_ascii=False))
+    else:
+        print(table(shards.manifest))
+    return 0
+
+
+def _inspect(options: Namespace) -> int:
+    raise ValueError("not wired yet")
+
+
+@contextmanager
+def _progress_bar(total_bytes: int | None) -> Iterator[Callable[[int], object]]:
+    """A bar on stderr while a person watches, else nothing."""
+    from tqdm import tqdm
+
+    is_quiet = not sys.stderr.isatty()
+    with tqdm(total=total_bytes, unit="B", unit_scale=True, disable=is_quiet) as bar:
+        yield bar.update
+
+
+_RUN = {
+    "prepare": _prepare,
+    "train-tokenizer": _train_tokenizer,
+    "inspect": _inspect,
+    "verify": _verify,
+    "stats": _stats,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

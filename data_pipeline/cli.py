@@ -1,0 +1,107 @@
+"""The command line of the data pipeline: words in, settings out. Nothing heavy is imported here."""
+
+import sys
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser, Namespace
+
+_DESCRIPTION = "Text to shards: prepare them, look into them, check them."
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are one line on stderr, with exit code 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        text = " ".join(message.split()).removeprefix("error: ")
+        sys.stderr.write(f"data_pipeline: {text}\n")
+        raise SystemExit(2)
+
+
+def parse(argv: list[str]) -> Namespace:
+    """The command and its options. Ends the process with one line and exit code 2 on a mistake."""
+    parser = Parser(prog="data_pipeline", description=_DESCRIPTION)
+    commands = parser.add_subcommands(dest="command", required=True)
+    for name, build in _COMMANDS.items():
+        assert build.__doc__ is not None
+        command = Parser(description=build.__doc__)
+        build(command)
+        commands.add_subcommand(name, command, help=build.__doc__)
+    return parser.parse_args(argv)
+
+
+def _prepare(parser: Parser) -> None:
+    """Turn text into a folder of shards that training reads."""
+    _input_options(parser)
+    option = parser.add_argument
+    option("--tokenizer", required=True, metavar="FILE|FOLDER", help=_TOKENIZER)
+    option("--output", required=True, metavar="DIR", help="folder to make; it must not exist")
+    option("--validation", type=float, default=0.0, metavar="SHARE", help=_VALIDATION)
+    option(
+        "--prompt-field", default=None, metavar="NAME", help="field put before the text, no loss"
+    )
+    option("--alias", action="append", default=[], metavar="NAME=NAME", help=_ALIAS)
+    option("--shard-tokens", type=int, default=None, metavar="N", help=_SHARD_TOKENS)
+    option("--source", default=None, help="where the text comes from, kept in the manifest")
+    option("--licence", default=None, help="licence of the text, kept in the manifest")
+
+
+def _train_tokenizer(parser: Parser) -> None:
+    """Train a sentencepiece unigram model on text."""
+    _input_options(parser)
+    option = parser.add_argument
+    option(
+        "--output", required=True, metavar="FILE", help="model file to write, as tokenizer.model"
+    )
+    option("--vocab-size", type=int, required=True, metavar="N", help="pieces, specials included")
+    option("--character-coverage", type=float, default=0.9995, metavar="SHARE", help=_COVERAGE)
+
+
+def _inspect(parser: Parser) -> None:
+    """Draw one training row: tokens, masks, targets, both positions, what each token sees."""
+    option = parser.add_argument
+    option("folder", metavar="DIR", help="folder of shards")
+    option("--document", type=int, default=0, metavar="N", help="number of the document")
+    option("--split", choices=["train", "validation"], default="train")
+    option("--kind", choices=["token", "sentence", "document", "single"], default="token")
+    option("--seed", type=int, default=0)
+    option("--epoch", type=int, default=0)
+    option("--source-tokens", type=int, default=64, metavar="N", help="tokens of the piece drawn")
+
+
+def _verify(parser: Parser) -> None:
+    """Compare every file of a folder of shards with its checksum; exit code 1 on damage."""
+    parser.add_argument("folder", metavar="DIR", help="folder of shards")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _stats(parser: Parser) -> None:
+    """Show what a folder of shards holds."""
+    parser.add_argument("folder", metavar="DIR", help="folder of shards")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--row-tokens", type=int, default=None, metavar="T", help=_ROW_TOKENS)
+
+
+def _input_options(parser: Parser) -> None:
+    option = parser.add_argument
+    option("--config", action="config", help="YAML file with these options")
+    option("--input", nargs="+", required=True, metavar="PATH", help=_INPUT)
+    option("--document", choices=["line", "paragraph", "file"], default="line", help=_DOCUMENT)
+    option("--text-field", default="text", metavar="NAME", help="field of .jsonl and .parquet rows")
+    option("--encoding", default="utf-8", metavar="NAME", help="encoding of .txt and .jsonl files")
+
+
+_COMMANDS = {
+    "prepare": _prepare,
+    "train-tokenizer": _train_tokenizer,
+    "inspect": _inspect,
+    "verify": _verify,
+    "stats": _stats,
+}
+_INPUT = ".txt, .jsonl and .parquet files, folders, globs, saved datasets, URLs (memory://, hf://)"
+_TOKENIZER = "sentencepiece model, or local folder of a transformers tokenizer"
+_VALIDATION = "share of the documents kept for validation, chosen by the hash of their text"
+_ALIAS = "two specials with one id, as pad=eos; may be repeated"
+_SHARD_TOKENS = "tokens after which a shard is closed (default: token files of 256 MiB)"
+_COVERAGE = "share of the characters that get a piece, the others become bytes"
+_DOCUMENT = "what one document of a .txt file is"
+_ROW_TOKENS = "also plan one window of rows of T tokens and print their share of padding"

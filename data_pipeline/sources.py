@@ -1,0 +1,158 @@
+"""Which files an input names: files, folders, globs, saved datasets, URLs, in a fixed order.
+
+Folders are read to the bottom in the order of their paths. Inside them hidden files and files with
+an unknown ending are counted, not read; the same file named directly is an error.
+"""
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+Kind = Literal["text", "jsonl", "parquet", "saved_dataset", "hub_dataset"]
+_KIND_OF_ENDING: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
+_KNOWN = ", ".join(_KIND_OF_ENDING)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing to read. `open` gives its bytes; datasets have none and are opened by name."""
+
+    name: str  # as errors and the manifest show it: never with credentials
+    kind: Kind
+    location: str
+    size_bytes: int | None
+    open: Callable[[], AbstractContextManager[BinaryIO]] | None
+
+
+def find_sources(inputs: list[str], skipped: Counter[str]) -> list[Source]:
+    """The sources of all inputs in the order given; files left out are counted in `skipped`.
+
+    Raises ValueError if an input names nothing that can be read. Only a URL opens a connection.
+    """
+    sources: list[Source] = []
+    for given in inputs:
+        found = list(_remote(given, skipped) if "://" in given else _local(given, skipped))
+        if not found:
+            raise ValueError(f"--input {given} holds no file ending in {_KNOWN}.")
+        sources += found
+    return sources
+
+
+def total_bytes(sources: list[Source]) -> int | None:
+    """The bytes of all sources, None where one of them has no size."""
+    sizes = [s.size_bytes for s in sources]
+    return None if None in sizes else sum(s for s in sizes if s is not None)
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of a file by its ending (any case), or None."""
+    return _KIND_OF_ENDING.get(PurePosixPath(name).suffix.lower())
+
+
+def without_credentials(url: str) -> str:
+    """A URL without user, password, query and fragment."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", "")) if parts.scheme else url
+
+
+def _local(given: str, skipped: Counter[str]) -> Iterator[Source]:
+    path = Path(given)
+    if path.is_dir():
+        yield from _folder(path, skipped)
+    elif path.exists():
+        yield _named_file(path)
+    elif glob.has_magic(given):
+        matches = sorted(glob.glob(given, recursive=True), key=lambda m: Path(m).parts)
+        for match in matches:
+            if Path(match).is_dir():
+                continue
+            if kind_of(match) is None:
+                skipped["unknown_file"] += 1
+            else:
+                yield _file(Path(match))
+    else:
+        raise ValueError(f"--input {given} does not exist.")
+
+
+def _folder(folder: Path, skipped: Counter[str]) -> Iterator[Source]:
+    if (folder / "dataset_dict.json").exists():
+        raise ValueError(
+            f"--input {folder} is a saved DatasetDict. Name the folder of one split in it."
+        )
+    if (folder / "state.json").exists() and (folder / "dataset_info.json").exists():
+        yield Source(str(folder), "saved_dataset", str(folder), None, None)
+        return
+    for path in _walk(folder, {os.path.realpath(folder)}, skipped):
+        if kind_of(path.name) is None:
+            skipped["unknown_file"] += 1
+        else:
+            yield _file(path)
+
+
+def _walk(folder: Path, seen: set[str], skipped: Counter[str]) -> Iterator[Path]:
+    """Files below a folder, by name; a folder reached twice through links is entered once."""
+    for path in sorted(folder.iterdir(), key=lambda p: p.name):
+        if path.name.startswith("."):
+            skipped["hidden_file"] += 1
+        elif path.is_dir():
+            real = os.path.realpath(path)
+            if real in seen:
+                skipped["folder_link_loop"] += 1
+            else:
+                yield from _walk(path, seen | {real}, skipped)
+        elif path.is_file():
+            yield path
+        else:
+            skipped["unknown_file"] += 1
+
+
+def _named_file(path: Path) -> Source:
+    if not path.is_file():
+        raise ValueError(f"--input {path} is neither a file nor a folder.")
+    if kind_of(path.name) is None:
+        raise ValueError(f"--input {path}: endings that can be read are {_KNOWN}. Rename the file.")
+    return _file(path)
+
+
+def _file(path: Path) -> Source:
+    kind = kind_of(path.name)
+    assert kind is not None
+    return Source(str(path), kind, str(path), path.stat().st_size, lambda: path.open("rb"))
+
+
+def _remote(url: str, skipped: Counter[str]) -> Iterator[Source]:
+    if url.startswith("hf://") and kind_of(url) is None and not glob.has_magic(url):
+        yield Source(without_credentials(url), "hub_dataset", url.removeprefix("hf://"), None, None)
+        return
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+        if glob.has_magic(path):
+            found = filesystem.glob(path)
+        elif filesystem.isdir(path):
+            found = filesystem.find(path)
+        else:
+            if kind_of(path) is None:
+                raise ValueError(f"endings that can be read are {_KNOWN}.")
+            found = [path]
+        sizes = {p: filesystem.info(p)["size"] for p in found if kind_of(p)}
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(f"--input {without_credentials(url)}: {error}") from error
+    scheme = url.partition("://")[0]
+    for path in sorted(found, key=lambda p: PurePosixPath(p).parts):
+        kind = kind_of(path)
+        if PurePosixPath(path).name.startswith("."):
+            skipped["hidden_file"] += 1
+        elif kind is None:
+            skipped["unknown_file"] += 1
+        else:
+            name = without_credentials(f"{scheme}://{path.partition('://')[2] or path.lstrip('/')}")
+            yield Source(name, kind, path, sizes[path], lambda p=path: filesystem.open(p, "rb"))

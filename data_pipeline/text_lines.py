@@ -1,0 +1,111 @@
+"""Lines of text out of bytes: decoded as they stream, every error with its file, line and byte.
+
+A byte order mark is removed, and one of UTF-16 or UTF-32 decides the encoding. Lines end at \\n,
+\\r\\n and \\r only: U+2028, U+0085 and their like stay inside the text.
+"""
+
+import codecs
+import io
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import xxhash
+
+_CHUNK_BYTES = 1 << 20
+_MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with the other's
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+class CountedStream:
+    """Bytes that are counted and hashed as they pass, and told to a progress bar."""
+
+    def __init__(self, raw: BinaryIO, on_bytes: Callable[[int], object]) -> None:
+        self._raw, self._on_bytes = raw, on_bytes
+        self._hash = xxhash.xxh3_128()
+        self.size_bytes = 0
+
+    @property
+    def xxh3(self) -> str:
+        return self._hash.hexdigest()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes to the end, about a MiB at a time."""
+        while chunk := self._raw.read(_CHUNK_BYTES):
+            self._hash.update(chunk)
+            self.size_bytes += len(chunk)
+            self._on_bytes(len(chunk))
+            yield chunk
+
+
+def text_encoding(name: str) -> str:
+    """The normal name of an encoding. Raises ValueError if there is none of that name."""
+    try:
+        found = codecs.lookup(name)
+        "".encode(found.name)
+        return found.name
+    except LookupError as error:
+        raise ValueError(
+            f"--encoding {name} is unknown. Known are utf-8, latin-1, gb18030."
+        ) from error
+
+
+def lines(
+    stream: CountedStream, name: str, encoding: str, *, only_newline: bool = False
+) -> Iterator[tuple[int, str]]:
+    """(line number from 1, text without its line end); a last line without an end counts.
+
+    only_newline: lines end at \\n alone, as in JSON Lines.
+    Raises ValueError naming file, line and byte where the bytes are not of the encoding.
+    """
+    number, parts = 1, []
+    for text in _decoded(stream, name, encoding, only_newline):
+        first, *rest = text.split("\n")
+        parts.append(first)
+        for part in rest:
+            yield number, "".join(parts)
+            number, parts = number + 1, [part]
+    if last := "".join(parts):
+        yield number, last
+
+
+def _decoded(stream: CountedStream, name: str, encoding: str, only_newline: bool) -> Iterator[str]:
+    """Stretches of decoded text, line ends translated to \\n unless only \\n ends a line."""
+    decoder: io.IncrementalNewlineDecoder | None = None
+    line, fed_bytes = 1, 0
+    chunks = stream.chunks()
+    is_last, at_start = False, True
+    while not is_last:
+        chunk = next(chunks, b"")
+        is_last = not chunk
+        if decoder is None:
+            encoding = _marked_encoding(chunk, encoding)
+            strict = codecs.getincrementaldecoder(encoding)("strict")
+            decoder = io.IncrementalNewlineDecoder(strict, translate=not only_newline)
+        try:
+            text = decoder.decode(chunk, final=is_last)
+        except UnicodeDecodeError as error:
+            pending_bytes = len(error.object) - len(chunk)
+            good = error.object[: error.start].decode(encoding, "ignore")
+            line += (
+                good if only_newline else good.replace("\r\n", "\n").replace("\r", "\n")
+            ).count("\n")
+            raise ValueError(
+                f"{name}, line {line}, byte {fed_bytes - pending_bytes + error.start}: not valid "
+                f"{encoding} ({error.reason}). Name the encoding the file was written in, as "
+                "--encoding latin-1."
+            ) from error
+        fed_bytes += len(chunk)
+        line += text.count("\n")
+        yield text.removeprefix("\ufeff") if at_start else text
+        at_start = at_start and not text
+
+
+def _marked_encoding(start: bytes, encoding: str) -> str:
+    """The encoding a byte order mark names, else the one asked for."""
+    if encoding != "utf-8":
+        return encoding
+    return next((marked for mark, marked in _MARKS if start.startswith(mark)), encoding)
