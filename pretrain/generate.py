@@ -1,0 +1,141 @@
+"""Blanks filled with a trained run: `python -m pretrain generate RUN --text "The [MASK] of war."`
+
+    run = load_run(Path("runs/demo"))
+    fill(run.backbone, run.tokenizer, ["The [MASK] of war."], blanks=run.blanks)[0].filled
+
+What is written into the blanks, and how, is told in filling.py.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import torch
+
+from data_pipeline.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.transforms.blank import BlankConfig
+from pretrain.filling import Filled, FilledBlank, fill
+from pretrain.models.backbone import Backbone, num_positions
+from pretrain.sampling import FillSettings
+
+__all__ = ["Filled", "FilledBlank", "FillSettings", "TrainedRun", "fill", "load_run", "main"]
+
+
+class TrainedRun(NamedTuple):
+    """What a run folder alone gives back."""
+
+    backbone: Backbone
+    tokenizer: Tokenizer
+    blanks: BlankConfig  # how it was trained
+
+
+def load_run(folder: Path, step: int | None = None) -> TrainedRun:
+    """The model of a run folder after `step` updates (None: the newest checkpoint), in fp32.
+
+    It goes to the GPU where there is one. Raises ValueError where the folder or a file of it is
+    missing, damaged or of another model.
+    """
+    from pretrain.checkpoint import choose, read_weights
+    from pretrain.cli import config_from_yaml
+    from pretrain.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    config = config_from_yaml(run.config)
+    saved = choose(folder, step)
+    weights = {n.removeprefix("backbone."): w.float() for n, w in read_weights(saved).items()}
+    with torch.device("meta"):
+        backbone = Backbone(
+            config.model,
+            vocab_size=len(weights["embedding.token_table"]),
+            num_positions=num_positions(config.model, config.data.packing.source_tokens),
+        )
+    try:
+        backbone.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{saved} does not fit {run.config}: {' '.join(str(error).split())}"
+        ) from None
+    return TrainedRun(
+        backbone=backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval(),
+        tokenizer=open_tokenizer(run.tokenizer),
+        blanks=config.objectives.glm.blanks,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are ValueErrors, which `python -m pretrain` turns into one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"generate: {message}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of `python -m pretrain generate`."""
+    made = _Parser(prog="pretrain generate", description="Fill blanks and continue texts.")
+    made.add_argument("run", type=Path, metavar="RUN", help="run folder, as runs/demo")
+    texts = made.add_mutually_exclusive_group(required=True)
+    texts.add_argument(
+        "--text",
+        action="append",
+        help="text with [MASK] (words), [sMASK] (a sentence), [gMASK] (a passage; at the end of "
+        "the text: its continuation); may be given several times",
+    )
+    texts.add_argument("--input", type=Path, help="file with one such text a line")
+    made.add_argument("--json", action="store_true", help="print all there is to know, as JSON")
+    made.add_argument("--checkpoint", type=int, metavar="STEP", help="default: the newest")
+    made.add_argument("--strategy", choices=("greedy", "sample"), default="greedy")
+    for name, kind in (("temperature", float), ("top_k", int), ("top_p", float)):
+        default = getattr(FillSettings, name)
+        flag = f"--{name.replace('_', '-')}"
+        made.add_argument(flag, type=kind, default=None, help=f"with sample; default {default}")
+    made.add_argument("--seed", type=int, default=FillSettings.seed)
+    made.add_argument(
+        "--max-tokens", type=int, default=FillSettings.max_tokens, help="longest filling, in tokens"
+    )
+    return made
+
+
+def settings_of(arguments: argparse.Namespace) -> FillSettings:
+    """The settings that the command line asks for; ValueError where they contradict each other."""
+    only_sample = {
+        name: value
+        for name in ("temperature", "top_k", "top_p")
+        if (value := getattr(arguments, name)) is not None
+    }
+    if arguments.strategy == "greedy" and only_sample:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in only_sample)
+        raise ValueError(f"{flags} has no effect on a greedy choice. Add --strategy sample.")
+    return FillSettings(
+        strategy=arguments.strategy,
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        **only_sample,
+    )
+
+
+def texts_of(arguments: argparse.Namespace) -> list[str]:
+    """The texts of --text, or the lines of --input that are not empty."""
+    if arguments.text is not None:
+        return arguments.text
+    try:
+        lines = arguments.input.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--input {arguments.input} cannot be read: {error}") from None
+    return [line for line in lines if line.strip()]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Fill the texts that the command line names and write them to standard output."""
+    arguments = parser().parse_args(argv)
+    settings, texts = settings_of(arguments), texts_of(arguments)
+    run = load_run(arguments.run, arguments.checkpoint)
+    filled = fill(run.backbone, run.tokenizer, texts, settings, blanks=run.blanks)
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(one) for one in filled], ensure_ascii=False, indent=1))
+        sys.stdout.write("\n")
+    else:
+        sys.stdout.writelines(f"{one.filled}\n" for one in filled)

@@ -1,0 +1,80 @@
+"""Which token comes next, given the scores of all: the best, or one drawn at random."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillSettings:
+    """How blanks are filled."""
+
+    strategy: Literal["greedy", "sample"] = "greedy"
+    """The most probable token each time, or one drawn at random."""
+    temperature: float = 1.0
+    """Scores are divided by it before drawing; below 1 is bolder, above 1 more varied."""
+    top_k: int = 0
+    """Draw among this many most probable tokens only; 0 is all."""
+    top_p: float = 1.0
+    """Draw among the fewest most probable tokens that together reach this probability; 1 is all."""
+    seed: int = 0
+    """Seed of the draws; each text has a stream of its own, whatever else is in its batch."""
+    max_tokens: int = 64
+    """Longest filling of one blank, in tokens; a longer one is cut and marked as incomplete."""
+    batch_texts: int = 32
+    """Texts that go through the model together."""
+
+    def __post_init__(self) -> None:
+        if self.strategy not in ("greedy", "sample"):
+            raise ValueError(f"strategy must be greedy or sample, got {self.strategy!r}.")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature must be above 0, got {self.temperature}. For no randomness use "
+                f"--strategy greedy."
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (all tokens) or more, got {self.top_k}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}.")
+        for name in ("max_tokens", "batch_texts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+
+def choose_tokens(
+    logits_NV: Tensor,
+    allowed_NV: Tensor,
+    settings: FillSettings,
+    generators: Sequence[torch.Generator],
+) -> Tensor:
+    """One id for each of N texts, among those that `allowed_NV` admits: int64 (N,) on the CPU.
+
+    generators: a CPU generator for each text; greedy choice leaves them alone.
+    """
+    scores_NV = logits_NV.float().masked_fill(~allowed_NV, float("-inf"))
+    if settings.strategy == "greedy":
+        return scores_NV.argmax(dim=-1).cpu()
+    probs_NV = kept_probs(scores_NV / settings.temperature, settings.top_k, settings.top_p).cpu()
+    drawn = [
+        torch.multinomial(probs_V, 1, generator=generator)
+        for probs_V, generator in zip(probs_NV, generators, strict=True)
+    ]
+    return torch.cat(drawn)
+
+
+def kept_probs(scores_NV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Probabilities after top-k and then top-p, summing to 1: (N, V).
+
+    The most probable token is always kept. Among equal scores top-k keeps the lower ids.
+    """
+    sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True, stable=True)
+    if top_k:
+        sorted_NV[:, top_k:] = float("-inf")
+    probs_NV = sorted_NV.softmax(dim=-1)
+    before_NV = probs_NV.cumsum(dim=-1) - probs_NV  # probability of all that is more probable
+    probs_NV = probs_NV.masked_fill(before_NV >= top_p, 0.0)
+    probs_NV = probs_NV / probs_NV.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(probs_NV).scatter_(-1, order_NV, probs_NV)
