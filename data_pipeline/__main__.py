@@ -109,19 +109,47 @@ def _verify(options: Namespace) -> int:
 
 
 def _stats(options: Namespace) -> int:
+    from data_pipeline.padding import describe_padding, padding
+    from data_pipeline.plan import PackingConfig
     from data_pipeline.shards import open_shards
     from data_pipeline.stats import counts, table
 
     shards = open_shards(options.folder)
+    planned = None
+    if options.row_tokens is not None:
+        packing = PackingConfig(source_tokens=options.source_tokens, row_tokens=options.row_tokens)
+        planned = padding(shards, packing)
     if options.json:
-        print(json.dumps(counts(shards.manifest), ensure_ascii=False))
-    else:
-        print(table(shards.manifest))
+        extra = {} if planned is None else {"packing": planned}
+        print(json.dumps(counts(shards.manifest) | extra, ensure_ascii=False))
+        return 0
+    print(table(shards.manifest))
+    if planned is not None:
+        print(describe_padding(planned))
     return 0
 
 
 def _inspect(options: Namespace) -> int:
-    raise ValueError("not wired yet")
+    from data_pipeline.inspect import run
+    from data_pipeline.transforms.blank import BlankConfig
+
+    picture = run(
+        options.folder,
+        text=options.text,
+        document=options.document,
+        piece=options.piece,
+        row=options.row,
+        split=options.split,
+        epoch=options.epoch,
+        seed=options.seed,
+        kind=options.kind,
+        source_tokens=options.source_tokens,
+        row_tokens=options.row_tokens,
+        blank=BlankConfig(**options.blanks.as_dict()),
+        picture_tokens=options.picture_tokens,
+    )
+    print(picture)
+    return 0
 
 
 @contextmanager

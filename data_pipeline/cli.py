@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 _DESCRIPTION = "Text to shards: prepare them, look into them, check them."
 
@@ -19,6 +19,7 @@ class Parser(ArgumentParser):
 
 def parse(argv: list[str]) -> Namespace:
     """The command and its options. Ends the process with one line and exit code 2 on a mistake."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = Parser(prog="data_pipeline", description=_DESCRIPTION)
     commands = parser.add_subcommands(dest="command", required=True)
     for name, build in _COMMANDS.items():
@@ -58,14 +59,24 @@ def _train_tokenizer(parser: Parser) -> None:
 
 def _inspect(parser: Parser) -> None:
     """Draw one training row: tokens, masks, targets, both positions, what each token sees."""
+    from data_pipeline.transforms.blank import BlankConfig
+
     option = parser.add_argument
     option("folder", metavar="DIR", help="folder of shards")
-    option("--document", type=int, default=0, metavar="N", help="number of the document")
+    option("--document", type=int, default=0, metavar="N", help="which document")
+    option("--piece", type=int, default=0, metavar="N", help="which piece of a long document")
+    option("--row", type=int, default=None, metavar="N", help="a packed row of the epoch instead")
+    option("--text", default=None, help="a text of your own instead")
     option("--split", choices=["train", "validation"], default="train")
-    option("--kind", choices=["token", "sentence", "document", "single"], default="token")
-    option("--seed", type=int, default=0)
+    option("--kind", choices=["token", "sentence", "document", "single"], default=None, help=_KIND)
     option("--epoch", type=int, default=0)
-    option("--source-tokens", type=int, default=64, metavar="N", help="tokens of the piece drawn")
+    option("--seed", type=int, default=1234)
+    option(
+        "--source-tokens", type=int, default=512, metavar="N", help="longest piece of a document"
+    )
+    option("--row-tokens", type=int, default=1152, metavar="T", help="tokens of a packed row")
+    option("--picture-tokens", type=int, default=64, metavar="N", help=_PICTURE)
+    parser.add_class_arguments(BlankConfig, "blanks")
 
 
 def _verify(parser: Parser) -> None:
@@ -79,6 +90,7 @@ def _stats(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", help="folder of shards")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--row-tokens", type=int, default=None, metavar="T", help=_ROW_TOKENS)
+    parser.add_argument("--source-tokens", type=int, default=512, metavar="N", help=_SOURCE_TOKENS)
 
 
 def _input_options(parser: Parser) -> None:
@@ -104,4 +116,7 @@ _ALIAS = "two specials with one id, as pad=eos; may be repeated"
 _SHARD_TOKENS = "tokens after which a shard is closed (default: token files of 256 MiB)"
 _COVERAGE = "share of the characters that get a piece, the others become bytes"
 _DOCUMENT = "what one document of a .txt file is"
+_KIND = "blank everything this way (default: as --blanks says)"
+_PICTURE = "longest row whose mask is drawn"
+_SOURCE_TOKENS = "with --row-tokens: the longest piece of a document"
 _ROW_TOKENS = "also plan one window of rows of T tokens and print their share of padding"
