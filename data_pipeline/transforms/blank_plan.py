@@ -44,7 +44,7 @@ class BlankPlan:
         return np.diff(self.span_offsets_N1)
 
     @cached_property
-    def written_S(self) -> NDArray[np.int64]:
+    def written_S(self) -> NDArray[np.int32]:
         """Positions of each span in part B: its tokens and one more; a suffix has no eop."""
         return self.length_S + 1 - np.repeat(self.suffix_N, self.num_spans_N)
 

@@ -28,7 +28,7 @@ def within(counts_N: NDArray[np.integer]) -> NDArray[np.int64]:
     return spread(np.zeros(len(counts_N), np.int64), counts_N)
 
 
-def sums(values: NDArray[np.number], offsets_N1: NDArray[np.int64]) -> NDArray[np.int64]:
+def sums(values: NDArray[np.integer], offsets_N1: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sum of the values of each group, 0 where a group is empty: (N,)."""
     running = offsets(values)
     return running[offsets_N1[1:]] - running[offsets_N1[:-1]]
