@@ -46,7 +46,10 @@ def pack_best_fit(stretches: Stretches, draw: Draw, row_tokens: int) -> Layout:
 
 
 def cut_to_fill(layout: Layout, draw: Draw, row_tokens: int) -> Layout:
-    """The same text in fewer rows. What was taken apart stays in the layout, in row -1."""
+    """The same text in fewer rows, or the same layout where cutting saves none.
+
+    What was taken apart stays in the layout, in row -1, beside the pieces it was cut into.
+    """
     row_lengths_N = layout.plan.row_lengths_N
     filled_R = np.bincount(layout.row_N, row_lengths_N, layout.num_rows).astype(np.int64)
     apart_R = rows_to_take_apart(filled_R, row_tokens)
@@ -63,7 +66,8 @@ def cut_to_fill(layout: Layout, draw: Draw, row_tokens: int) -> Layout:
         packed = pack_best_fit(rest, draw, row_tokens)
         row_N = packed.row_N + kept.num_rows
         placed.append(Layout(rest, packed.plan, row_N, kept.num_rows + packed.num_rows))
-    return _join([kept, *placed])
+    filled = _join([kept, *placed])
+    return filled if filled.num_rows < layout.num_rows else layout
 
 
 def rows_to_take_apart(filled_R: NDArray[np.int64], row_tokens: int) -> NDArray[np.bool_]:

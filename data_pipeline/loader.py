@@ -12,11 +12,12 @@ The position after it travels with every batch: whoever starts there gets what f
 builds the micro batches w, w + num_workers, ... of its rank, and plans the windows for itself.
 """
 
-import ctypes
 import itertools
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,6 @@ from data_pipeline.sequence import Position, RowSequence, Run
 __all__ = ["Batch", "Position", "training_batches", "validation_batches"]
 
 FIELDS = ("ids", "position", "block_position", "targets", "weights", "kind", "document", "lo", "hi")
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,15 @@ def _worker_context() -> multiprocessing.context.BaseContext:
 
 
 def _start_worker(worker_id: int) -> None:
-    """Settings of a worker: it leaves Ctrl-C to the trainer, and dies with it."""
+    """A worker leaves Ctrl-C to the trainer, and dies with it however the trainer died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # The parent is the fork server, which ends when the trainer's end of its pipe closes.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_end_with_trainer, name="end-with-trainer", daemon=True).start()
+
+
+def _end_with_trainer() -> None:
+    # torch's own watch compares parent process numbers; a worker's parent is the fork server, which
+    # lives for as long as its workers do.
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    trainer.join()
+    os.kill(os.getpid(), signal.SIGKILL)
