@@ -145,9 +145,19 @@ class Writer:
         # Part B: each finished blank behind its sop, then sop and what the current one has so far.
         written = [sum(len(ids) + 1 for ids in d.written) for d in drafts]
         last_N = torch.from_numpy(rows.sep_N) + torch.tensor(written) - 1
-        inputs = tensors_of(unpacked(rows)) | {"last": last_N}
+        inputs = _cut_behind(tensors_of(unpacked(rows)), last_N) | {"last": last_N}
         check_positions(inputs["positions"], self.backbone.num_positions)
         return self.scores({name: t.to(self.usable_V.device) for name, t in inputs.items()})
+
+
+def _cut_behind(inputs: dict[str, Tensor], last_N: Tensor) -> dict[str, Tensor]:
+    """`inputs` with what stands behind position `last` of each row turned into padding."""
+    num_columns = int(last_N.max()) + 1
+    inside_NT = torch.arange(num_columns) <= last_N[:, None]
+    cut = {name: values[..., :num_columns] for name, values in inputs.items()}
+    cut["document"] = cut["document"].masked_fill(~inside_NT, -1)
+    cut["positions"] = cut["positions"] * inside_NT[:, None]
+    return cut | {name: cut[name] * inside_NT for name in ("ids", "lo", "hi")}
 
 
 def next_scores(backbone: Backbone, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -194,7 +204,7 @@ def fill(
 
 
 def _written_drafts(texts: Sequence[BlankedText], writer: Writer) -> list[list[Draft]]:
-    """Each text with its blanks filled and, where it ends with [gMASK], the continuation of that."""
+    """Each text with its blanks filled and, where it ends with [gMASK], its continuation."""
     seed = writer.settings.seed
     drafts = [[_first_draft(text, seed, number)] for number, text in enumerate(texts)]
     writer.write([first for (first,) in drafts])
