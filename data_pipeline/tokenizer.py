@@ -11,6 +11,7 @@ pieces), everything opens offline, and the eleven specials of special.py exist i
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -218,7 +219,7 @@ def _open_transformers_folder(folder: Path) -> Backend:
 
     names = {p.name for p in folder.iterdir()}
     described = names & {"tokenizer.json", "tokenizer_config.json", "config.json"}
-    options: dict[str, bool] = {}
+    options: dict[str, Any] = {}
     if described:
         opener = AutoTokenizer
     elif {"vocab.json", "merges.txt"} <= names:

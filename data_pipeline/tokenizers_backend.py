@@ -69,10 +69,11 @@ class TokenizersBackend:
 
     def encode_with_offsets(self, texts: list[str]) -> list[Offsets]:
         """The ids of each text, and the characters at which each token starts and ends."""
-        return [
-            (np.array(e.ids, np.int32), *np.array(e.offsets, np.int64).reshape(-1, 2).T)
-            for e in self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        ]
+        result = []
+        for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False):
+            spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            result.append((np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1]))
+        return result
 
     def encode_continuation(self, text: str) -> NDArray[np.int32]:
         """The ids of a segment in the middle of a text: no leading space is invented."""

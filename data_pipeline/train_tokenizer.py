@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import xxhash
@@ -106,9 +107,10 @@ def sampled(texts: Iterable[str], limit_bytes: int) -> list[str]:
 
 def _train(sample: list[str], vocab_size: int, character_coverage: float) -> bytes:
     model = io.BytesIO()
-    ids = {f"{name}_id": SPECIALS.index(name) for name in ("pad", "eos", "unk")}
-    pieces = {f"{name}_piece": SPECIAL_TEXT[name] for name in ("pad", "eos", "unk")}
-    others = [SPECIAL_TEXT[name] for name in SPECIALS if f"{name}_id" not in ids]
+    own = ("pad", "eos", "unk")  # the library has settings for these
+    names: dict[str, Any] = {f"{name}_id": SPECIALS.index(name) for name in own}
+    names |= {f"{name}_piece": SPECIAL_TEXT[name] for name in own}
+    others = [SPECIAL_TEXT[name] for name in SPECIALS if name not in own]
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
@@ -125,8 +127,7 @@ def _train(sample: list[str], vocab_size: int, character_coverage: float) -> byt
             max_sentence_length=2 * _CHUNK_BYTES,
             num_threads=_NUM_THREADS,
             minloglevel=2,
-            **ids,
-            **pieces,
+            **names,
         )
     except RuntimeError as error:
         raise ValueError(_too_small(str(error), vocab_size)) from error
