@@ -1,0 +1,28 @@
+"""What the demo measures on a trained run: only this file, and what it calls, needs torch."""
+
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.shards import open_shards
+from demo.fills import held_out_sentences, shown_blanks
+from demo.heldout import compare, training_tokens
+from demo.ngram import count_unigram
+from demo.report import read_steps, summary
+from pretrain.cli import config_from_yaml
+from pretrain.generate import load_run
+from pretrain.run_folder import RunFolder
+
+
+def measured_report(
+    run: Path, shards_folder: Path, corpus: str, num_sentences: int
+) -> dict[str, Any]:
+    """The report of a run folder and the shards it was trained on."""
+    trained = load_run(run)
+    backbone, tokenizer, blanks = trained.backbone.to("cpu"), trained.tokenizer, trained.blanks
+    shards = open_shards(shards_folder)
+    config = config_from_yaml(RunFolder(run).config)
+    comparison = compare(backbone, shards, blanks, config.data.packing, seed=config.seed)
+    unigram = count_unigram(training_tokens(shards.splits["train"])[0], shards.vocab_size)
+    sentences = held_out_sentences(shards.splits["validation"], tokenizer, num_sentences)
+    shown = shown_blanks(backbone, tokenizer, blanks, sentences, unigram)
+    return summary(comparison, shown, read_steps(RunFolder(run).metrics), corpus)
