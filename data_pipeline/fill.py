@@ -22,10 +22,14 @@ from data_pipeline.cut import Stretches, last_sentence_end
 from data_pipeline.fit import best_fit
 from data_pipeline.protocols import TransformPlan
 
-MIN_ROOM = 32  # tokens; smaller rooms stay empty
 MAX_TRIES = 3  # documents that a room is offered before it stays as it is
 
 Draw = Callable[[Stretches, NDArray[np.int64]], TransformPlan]
+
+
+def smallest_room(row_tokens: int) -> int:
+    """Rooms of fewer tokens stay empty: 32, or less where the rows themselves are short."""
+    return min(32, row_tokens // 8)
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,11 @@ def cut_to_fill(layout: Layout, draw: Draw, row_tokens: int) -> Layout:
     kept = Layout(layout.stretches, layout.plan, kept_R[layout.row_N], int((~apart_R).sum()))
     growth = row_lengths_N.sum() / layout.stretches.source_lengths_N.sum()
     placed, rest = _fill(
-        layout.stretches.take(apart_N), row_tokens - filled_R[~apart_R], draw, growth
+        layout.stretches.take(apart_N),
+        row_tokens - filled_R[~apart_R],
+        draw,
+        growth,
+        smallest_room(row_tokens),
     )
     if len(rest):
         packed = pack_best_fit(rest, draw, row_tokens)
@@ -74,7 +82,8 @@ def rows_to_take_apart(filled_R: NDArray[np.int64], row_tokens: int) -> NDArray[
     """The emptiest rows, as many as the others could hold if all their room were used."""
     emptiest = np.argsort(filled_R, kind="stable")
     filled = filled_R[emptiest]
-    rooms = np.where(row_tokens - filled >= MIN_ROOM, row_tokens - filled, 0)
+    rooms = row_tokens - filled
+    rooms[rooms < smallest_room(row_tokens)] = 0
     fits = np.cumsum(filled) <= rooms.sum() - np.cumsum(rooms)
     apart_R = np.zeros(len(filled_R), np.bool_)
     apart_R[emptiest[: int(fits.sum())]] = True  # true, ..., true, false, ...
@@ -82,10 +91,10 @@ def rows_to_take_apart(filled_R: NDArray[np.int64], row_tokens: int) -> NDArray[
 
 
 def _fill(
-    rest: Stretches, room_R: NDArray[np.int64], draw: Draw, growth: float
+    rest: Stretches, room_R: NDArray[np.int64], draw: Draw, growth: float, smallest: int
 ) -> tuple[list[Layout], Stretches]:
     """What was placed, and what is left over. growth: row tokens for each source token."""
-    rows = np.flatnonzero(room_R >= MIN_ROOM)
+    rows = np.flatnonzero(room_R >= smallest)
     rows = rows[np.argsort(-room_R[rows], kind="stable")]
     tries_R = np.zeros(len(room_R), np.int64)
     placed: list[Layout] = []
@@ -102,7 +111,7 @@ def _fill(
             placed.append(Layout(pieces, plan, offered[fits], len(room_R)))
             room_R[offered[fits]] -= plan.row_lengths_N
         tries_R[offered[~fits]] += 1
-        again = (room_R[offered] >= MIN_ROOM) & (tries_R[offered] < MAX_TRIES)
+        again = (room_R[offered] >= smallest) & (tries_R[offered] < MAX_TRIES)
         rows = np.concatenate([waiting, offered[again]])
         behind = Stretches(
             rest.documents, front.owner_N, np.where(fits, end, front.begin_N), front.end_N

@@ -127,7 +127,7 @@ def training_batches(
         raise ValueError(f"num_workers must be at least 0, got {num_workers}.")
     sequence = RowSequence(split, transform, packing, seed=seed)
     sequence.check(start)
-    rows = _TrainingRows(sequence, rank, world_size, micro_rows, accumulation, start)
+    rows = TrainingRows(sequence, rank, world_size, micro_rows, accumulation, start)
     workers: dict = {}
     if num_workers:
         workers = {"multiprocessing_context": _worker_context(), "worker_init_fn": _start_worker}
@@ -173,8 +173,8 @@ def _one_pass(
 
 
 @dataclass(frozen=True)
-class _TrainingRows(IterableDataset):
-    """The micro batches of one rank that this worker builds."""
+class TrainingRows(IterableDataset):
+    """The endless micro batches of one rank; iterated in a worker, those that fall to it."""
 
     sequence: RowSequence
     rank: int
@@ -185,7 +185,10 @@ class _TrainingRows(IterableDataset):
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
-        worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        return self.share(worker.id, worker.num_workers) if worker else self.share(0, 1)
+
+    def share(self, worker_id: int, num_workers: int) -> Iterator[Batch]:
+        """The micro batches worker_id, worker_id + num_workers, ... of this rank."""
         numbers = itertools.count()
         rows_in_step = self.micro_rows * self.accumulation * self.world_size
         position = self.start

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.cut import Stretches, cut_documents, read_documents
-from data_pipeline.fill import MIN_ROOM, cut_to_fill, pack_best_fit, rows_to_take_apart
+from data_pipeline.fill import cut_to_fill, pack_best_fit, rows_to_take_apart, smallest_room
 from data_pipeline.memory import MemorySplit
 from data_pipeline.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
@@ -73,10 +73,11 @@ def test_where_no_row_is_saved_no_document_is_cut():
 
 
 def test_no_row_is_taken_apart_for_rooms_that_are_too_small():
-    filled = np.array([100 - MIN_ROOM + 1] * 50 + [30])
-    assert not rows_to_take_apart(filled, 100).any()
-    filled = np.array([100 - MIN_ROOM] * 2 + [30])
-    assert rows_to_take_apart(filled, 100).tolist() == [False, False, True]
+    assert (smallest_room(1152), smallest_room(100)) == (32, 12)
+    filled = np.array([1000 - 31] * 50 + [60])
+    assert not rows_to_take_apart(filled, 1000).any()
+    filled = np.array([1000 - 32] * 2 + [60])
+    assert rows_to_take_apart(filled, 1000).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,7 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.loader import Batch, Position, training_batches, validation_batches
+from data_pipeline.loader import (
+    Batch,
+    Position,
+    TrainingRows,
+    training_batches,
+    validation_batches,
+)
 from data_pipeline.memory import MemorySplit
 from data_pipeline.plan import PackingConfig
 from data_pipeline.sequence import RowSequence
@@ -102,6 +108,24 @@ def test_an_epoch_holds_every_stored_token_once_whatever_the_world_size():
     stored = torch.cat([ids[(weights == 0) & (document >= 0)], targets[weights != 0]])
     stored = stored[stored >= len(SPECIALS)]
     assert torch.equal(stored.sort().values, torch.arange(SPLIT.num_tokens) + len(SPECIALS))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 1), st.integers(0, 40))
+def test_worker_w_builds_every_nth_batch_of_the_same_sequence(
+    num_workers, accumulation, rank, first_row
+):
+    def batches(worker_id: int, num_workers: int) -> list[Batch]:
+        rows = TrainingRows(
+            RowSequence(SPLIT, TRANSFORM, PACKING, seed=3), rank, world_size=2, micro_rows=2,
+            accumulation=accumulation, start=Position(row=first_row),
+        )  # fmt: skip
+        return list(islice(rows.share(worker_id, num_workers), 60 // num_workers))
+
+    whole = batches(0, 1)
+    for worker_id in range(num_workers):
+        for one, other in zip(whole[worker_id::num_workers], batches(worker_id, num_workers)):
+            assert torch.equal(one.block, other.block) and one.position == other.position
 
 
 @pytest.mark.ranks

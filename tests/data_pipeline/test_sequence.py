@@ -1,5 +1,8 @@
 """The global sequence runs on across windows and epochs, from any place."""
 
+import time
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,6 +87,36 @@ def test_an_epoch_taken_alone_ends():
 def test_a_place_that_does_not_exist_is_refused(position):
     with pytest.raises(ValueError, match="is no place in this data: an epoch has 3 windows"):
         SEQUENCE.check(position)
+
+
+@dataclass(frozen=True)
+class SyntheticSplit:
+    """A billion documents that are computed and not stored."""
+
+    num_documents: int = 10**9
+    num_tokens: int = 10**9 * 9
+    fingerprint: str = "synthetic"
+
+    def lengths(self, document_N):
+        return 6 + document_N % 7
+
+    def prompt_lengths(self, document_N):
+        return np.zeros_like(document_N)
+
+    def sentence_ends(self, document_N):
+        return np.zeros(0, np.int64), np.zeros(len(document_N) + 1, np.int64)
+
+    def tokens(self, document_N, start_N, stop_N):
+        return np.repeat((20 + document_N % 10).astype(np.int32), stop_N - start_N)
+
+
+def test_a_billion_documents_start_and_resume_at_once():
+    started_at = time.process_time()
+    sequence = RowSequence(SyntheticSplit(), SEQUENCE.transform, PackingConfig(), seed=0)
+    for position in (Position(), Position(epoch=5, window=sequence.num_windows - 1, row=17)):
+        sequence.check(position)
+        assert sequence.take(position, 8).build(np.arange(8)).document.max() > 0
+    assert time.process_time() - started_at < 2  # two windows of 3 million tokens, 1 s each
 
 
 def test_an_empty_split_is_refused():
