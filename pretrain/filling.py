@@ -105,8 +105,9 @@ class Writer:
         self.special = tokenizer.special
         self.transform = transform_of(backbone, tokenizer, blanks)
         self.usable_V = usable_ids(backbone, tokenizer)
-        # Token n of a blank is read at block position n, which must lie inside its table.
-        self.max_tokens = min(settings.max_tokens, backbone.num_positions - 1)
+        # Token n of a blank stands at block position n + 1, its sop at 1; both must lie inside the
+        # table, since the blanks behind it are read with them.
+        self.max_tokens = min(settings.max_tokens, backbone.num_positions - 2)
 
     def write(self, drafts: Sequence[Draft]) -> None:
         """Write all blanks of all drafts, which are either all suffixes or none."""

@@ -66,6 +66,8 @@ def train(setup: Setup) -> None:
         for o in setup.objectives
     }
     metrics = Metrics.of(setup) if setup.world.leads else None
+    # Before the first step, so that a text the model cannot read ends the run now and not at night.
+    fill_texts(setup, setup.update, metrics)
     scalars = StepScalars(setup)
     for update in range(setup.update, last):
         step = update + 1
@@ -114,6 +116,11 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> None:
         metrics.say(
             f"step {step} | no validation split in {setup.config.data.shards}, none evaluated"
         )
+    fill_texts(setup, step, metrics)
+
+
+def fill_texts(setup: Setup, step: int, metrics: Metrics | None) -> None:
+    """The config's texts with their blanks filled by the model after `step`, to TensorBoard."""
     if setup.config.evaluation.texts:
         text = filled_texts(setup)
         if metrics:

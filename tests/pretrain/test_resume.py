@@ -30,6 +30,7 @@ def _train(name: str, runs: Path, shards: Path, *more: str) -> list[str]:
         "model.dropout_prob": 0.1,
         "model.attention_dropout_prob": 0.1,
         "evaluation.every_steps": 25,
+        "evaluation.texts": "['the [MASK] sees the [MASK].', 'a teacher [gMASK]']",
         "checkpoints.every_steps": EVERY,
         "checkpoints.keep_last": 2,
         "timeout_s": 60,

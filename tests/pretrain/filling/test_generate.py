@@ -150,15 +150,16 @@ def test_a_blank_that_does_not_end_is_cut_and_says_so(untrained, words):
 
 
 def test_the_position_table_limits_a_blank(untrained, words):
-    """A model that never ends: token 32 is read at block position 32, the last row of the table."""
+    """A model that never ends: token 31 stands at block position 32, the last row of the table."""
 
     def scores(inputs):
         assert inputs["positions"].max() <= 32
         return torch.nn.functional.one_hot(torch.tensor([2]), 128).float()
 
-    (filled,) = fill(untrained, words, ["a [MASK] b"], FillSettings(max_tokens=500), scores=scores)
-    assert filled.blanks[0].ids == [2] * 32
-    assert not filled.blanks[0].complete
+    settings = FillSettings(max_tokens=500)
+    (filled,) = fill(untrained, words, ["a [MASK] b [MASK] c"], settings, scores=scores)
+    assert [blank.ids for blank in filled.blanks] == [[2] * 31] * 2
+    assert not any(blank.complete for blank in filled.blanks)
 
 
 def test_a_text_beyond_the_model_is_refused(untrained, words):
@@ -226,6 +227,16 @@ def test_the_command_reads_a_file_and_prints_json(run, capsys, tmp_path):
     assert filled["text"] == "f g [MASK] j k [MASK] m n"
     assert filled["filled"] == "f g h i j k l m n"
     assert [blank["text"] for blank in filled["blanks"]] == ["h i", "l"]
+
+
+def test_a_bad_line_of_a_file_is_named(run, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("a [MASK] c\n\nno blank\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"texts.txt, line 3, holds no blank: 'no blank'"):
+        generate.main(["RUN", "--input", str(path)])
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"texts.txt holds no text"):
+        generate.main(["RUN", "--input", str(path)])
 
 
 @pytest.mark.parametrize(
