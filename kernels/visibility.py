@@ -17,7 +17,8 @@ Two documents of 3 and 2 tokens with sep 2 and 0, then one position of padding:
                                          5  . . . . . .
 
 Inside the documents of a row lo and hi rise with i, so the queries that see one key form one
-interval too: blocks of queries or keys are skipped exactly, forward and backward.
+interval too: blocks of queries or keys are skipped exactly, forward and backward. An arbitrary
+T x T mask (the published code takes one as a 4-D tensor) is no interval and has no place here.
 """
 
 from dataclasses import dataclass, field

@@ -50,14 +50,19 @@ class BlankedText:
         return ids
 
 
-def parse(text: str, tokenizer: Tokenizer) -> BlankedText:
-    """The segments and marks of `text`. Raises ValueError when it holds no blank."""
-    marks = [MARKS[found] for found in _MARK.findall(text)]
-    if not marks:
+def check_blanks(text: str, source: str = "the text") -> None:
+    """ValueError, naming where the text comes from, when it holds no blank."""
+    if not _MARK.search(text):
         raise ValueError(
-            f"the text holds no blank: {text!r}. Write [MASK] for some words, [sMASK] for a "
+            f"{source} holds no blank: {text!r}. Write [MASK] for some words, [sMASK] for a "
             f"sentence, [gMASK] for a long passage or, at the end, a continuation."
         )
+
+
+def parse(text: str, tokenizer: Tokenizer) -> BlankedText:
+    """The segments and marks of `text`. Raises ValueError when it holds no blank."""
+    check_blanks(text)
+    marks = [MARKS[found] for found in _MARK.findall(text)]
     pieces = _MARK.split(text)
     spaces = [piece[len(piece.rstrip()) :] for piece in pieces[:-1]]
     kept = [piece.rstrip() for piece in pieces]

@@ -18,6 +18,7 @@ import torch
 
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig
+from pretrain.blanked_text import check_blanks
 from pretrain.filling import Filled, FilledBlank, fill
 from pretrain.models.backbone import Backbone, num_positions
 from pretrain.sampling import FillSettings
@@ -118,14 +119,21 @@ def settings_of(arguments: argparse.Namespace) -> FillSettings:
 
 
 def texts_of(arguments: argparse.Namespace) -> list[str]:
-    """The texts of --text, or the lines of --input that are not empty."""
+    """The texts of --text, or the lines of --input that are not empty; ValueError for a bad one."""
     if arguments.text is not None:
+        for text in arguments.text:
+            check_blanks(text, "--text")
         return arguments.text
     try:
         lines = arguments.input.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--input {arguments.input} cannot be read: {error}") from None
-    return [line for line in lines if line.strip()]
+    texts = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
+    for number, line in texts.items():
+        check_blanks(line, f"{arguments.input}, line {number},")
+    if not texts:
+        raise ValueError(f"--input {arguments.input} holds no text. Write one with a blank a line.")
+    return list(texts.values())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
