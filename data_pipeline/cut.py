@@ -50,8 +50,8 @@ class Stretches:
     def __len__(self) -> int:
         return len(self.owner_N)
 
-    def take(self, index: NDArray) -> "Stretches":
-        """The stretches with the given numbers (or where a mask is true)."""
+    def take(self, index: NDArray | slice) -> "Stretches":
+        """The stretches with the given numbers, or where a mask is true."""
         return Stretches(
             self.documents, self.owner_N[index], self.begin_N[index], self.end_N[index]
         )

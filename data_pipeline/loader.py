@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.context import BaseContext
 
 import numpy as np
 import torch
@@ -223,7 +224,7 @@ def _check_share(rank: int, world_size: int, **counts: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {count}.")
 
 
-def _worker_context() -> multiprocessing.context.BaseContext:
+def _worker_context() -> BaseContext:
     """Workers come from a server that has imported this module and nothing else of the trainer.
 
     A fork of the trainer itself would inherit its threads' locks, CUDA context and connections.

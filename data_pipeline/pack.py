@@ -39,7 +39,9 @@ def pack_rows(rows: Rows, num_rows_B: NDArray[np.int64], row_tokens: int) -> Pac
             for name in ("ids", "position", "block_position", "targets", "weights", "kind")
         },
     }
-    packed = {name: np.zeros(inside.shape, values.dtype) for name, values in flat.items()}
+    packed: dict[str, NDArray] = {
+        name: np.zeros(inside.shape, values.dtype) for name, values in flat.items()
+    }
     packed["document"] -= 1
     for name, values in flat.items():
         packed[name][inside] = values
