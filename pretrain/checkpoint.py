@@ -16,6 +16,7 @@ read, and DeepSpeed's pickles are opened with weights_only=True.
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Iterable
@@ -115,7 +116,7 @@ def load(engine: Engine, folder: Path) -> Manifest:
         )
     world.agree(error)
     world.agree(damage(folder, manifest, _share(sorted(manifest.files), world)))
-    engine.deepspeed.checkpoint_engine = _WeightsOnlyEngine()
+    engine.deepspeed.checkpoint_engine = WeightsOnlyEngine()
     path, _ = engine.deepspeed.load_checkpoint(
         str(folder.parent), tag=folder.name, load_lr_scheduler_states=False
     )
@@ -222,13 +223,21 @@ def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None
     return None
 
 
-class _WeightsOnlyEngine(TorchCheckpointEngine):
+class WeightsOnlyEngine(TorchCheckpointEngine):
     """DeepSpeed's reader, allowed tensors, plain values and the few classes DeepSpeed itself
     writes."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        with torch.serialization.safe_globals(_KNOWN_CLASSES):
-            return torch.load(path, map_location=map_location, weights_only=True)
+        """The content of one of DeepSpeed's files; ValueError where it holds anything else."""
+        try:
+            with torch.serialization.safe_globals(_KNOWN_CLASSES):
+                return torch.load(path, map_location=map_location, weights_only=True)
+        except pickle.UnpicklingError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{path} holds more than tensors and plain values, which this program does not "
+                f"open: {reason}"
+            ) from error
 
 
 def _save_weights(engine: Engine, path: Path) -> None:

@@ -14,9 +14,9 @@ from data_pipeline.prepare import PrepareSettings, prepare
 from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
-SUBJECTS = "the river|a teacher|our house|the old clock|every ship|a small bird".split("|")
-VERBS = "sees|carries|follows|writes about|remembers|leaves".split("|")
-OBJECTS = "the morning|its letters|a green field|the city|two stones|no one".split("|")
+SUBJECTS = ["the river", "a teacher", "our house", "the old clock", "every ship", "a small bird"]
+VERBS = ["sees", "carries", "follows", "writes about", "remembers", "leaves"]
+OBJECTS = ["the morning", "its letters", "a green field", "the city", "two stones", "no one"]
 
 
 def _document(rng: random.Random) -> str:

@@ -1,0 +1,139 @@
+"""pretrain/checkpoint.py: complete or invisible, untrusted until checked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import xxhash
+
+from pretrain import checkpoint
+
+WEIGHTS = {"layer.weight": torch.arange(6.0).reshape(2, 3)}
+
+
+def _written(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True)
+    safetensors.torch.save_file(WEIGHTS, folder / checkpoint.WEIGHTS)
+    data = (folder / checkpoint.WEIGHTS).read_bytes()
+    entry = {"size_bytes": len(data), "xxh3": xxhash.xxh3_128_hexdigest(data)}
+    manifest: dict[str, Any] = {
+        "format": 1,
+        "update": int(folder.name[-8:]),
+        "world_size": 1,
+        "state": {},
+        "versions": {},
+        "files": {checkpoint.WEIGHTS: entry},
+    }
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest | changes))
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Complete steps 10 and 20, a 30 without its manifest and a 40 cut off in writing."""
+    folder = tmp_path / "run" / "checkpoints"
+    _written(folder / "step-00000010")
+    _written(folder / "step-00000020")
+    (_written(folder / "step-00000030") / checkpoint.MANIFEST).unlink()
+    (folder / "step-00000040.partial").mkdir()
+    return folder
+
+
+def test_auto_takes_the_newest_complete_checkpoint(root: Path) -> None:
+    found = checkpoint.find(root, "auto")
+    assert found is not None
+    assert found.name == "step-00000020"
+
+
+def test_auto_starts_afresh_where_there_is_none(tmp_path: Path) -> None:
+    assert checkpoint.find(tmp_path / "none", "auto") is None
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints/step-00000010"])
+def test_a_path_names_a_run_or_one_of_its_checkpoints(root: Path, place: str) -> None:
+    found = checkpoint.find(root, str(root.parent / place))
+    assert found is not None
+    assert found.name == ("step-00000020" if place == "." else "step-00000010")
+
+
+@pytest.mark.parametrize(
+    ("resume", "said"),
+    [
+        (None, "already holds checkpoints of this run"),
+        ("nowhere", "no such folder"),
+        (".", "holds no complete checkpoint"),
+        ("checkpoints/step-00000030", "holds no complete checkpoint"),
+    ],
+)
+def test_never_a_fresh_start_by_mistake(
+    root: Path, resume: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root.parent if resume and "/" in resume else root.parent.parent)
+    with pytest.raises(ValueError, match=said):
+        checkpoint.find(root, resume)
+
+
+def test_weights_come_back_whole(root: Path) -> None:
+    weights = checkpoint.read_weights(checkpoint.choose(root.parent))
+    assert weights.keys() == WEIGHTS.keys()
+    assert torch.equal(weights["layer.weight"], WEIGHTS["layer.weight"])
+
+
+def test_a_step_that_is_not_there_names_those_that_are(root: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"does not hold step-00000030.*step-00000010, step-000000"
+    ):
+        checkpoint.choose(root.parent, 30)
+
+
+def _flip(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(lambda d: d[:-5], "bytes instead of"), (_flip, "is not what was saved")],
+    ids=["truncated", "one bit flipped"],
+)
+def test_a_damaged_file_is_named(root: Path, spoil: Callable[[bytes], bytes], said: str) -> None:
+    path = root / "step-00000020" / checkpoint.WEIGHTS
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ValueError, match=said) as refused:
+        checkpoint.read_weights(path.parent)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": 2}, "has checkpoint format 2; this version reads 1"),
+        ({"files": {}}, "lists files that no checkpoint has"),
+        ({"files": {"../model.safetensors": {"size_bytes": 1, "xxh3": ""}}}, "lists files that no"),
+        ({"more": 1}, "is not a checkpoint manifest"),
+    ],
+)
+def test_a_manifest_of_another_make_is_refused(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = _written(tmp_path / "step-00000001", **changes)
+    with pytest.raises(ValueError, match=said):
+        checkpoint.read_manifest(folder)
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return Path.touch, (Path("ran"),)
+
+
+def test_shards_that_carry_code_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"module": _Code()}, tmp_path / "shard.pt")
+    with pytest.raises(ValueError, match=r"shard\.pt holds more than tensors"):
+        checkpoint.WeightsOnlyEngine().load(str(tmp_path / "shard.pt"))
+    assert not Path("ran").exists()
