@@ -1,9 +1,12 @@
 """Held-out nats per blank token: the model beside two baselines, on exactly the same targets.
 
 Every document of the validation split is packed and blanked as in training, token-level blanks
-([MASK]) throughout. A target is one token of a blank, or the end of the blank; "without end" leaves
-the ends out of the mean. All three probabilities are over the whole vocabulary, the end included
-(demo/ngram.py: both baselines are given the rate of ends).
+([MASK]) throughout. A target is one token of a blank, or the end of the blank.
+
+    with end      the mean over all targets; both baselines are given the rate of ends (ngram.py)
+    without end   the mean over the tokens of blanks. The baselines are told that no blank ends
+                  there; the model is not, and its probabilities keep what it gives to the end: of
+                  the possible figures the one least kind to the model.
 """
 
 from collections.abc import Iterable
@@ -154,14 +157,16 @@ def compared(targets: Targets, unigram: Unigram, bigram: Bigram) -> Comparison:
     """The three means, with and without the ends of blanks."""
     is_end_N = targets.is_end_N
     end_rate = float(is_end_N.mean())
-    nats = {
-        "model": targets.model_nats_N,
-        "unigram": with_end(unigram.nats(targets.token_N), is_end_N, end_rate),
-        "bigram": with_end(bigram.nats(targets.left_N, targets.token_N), is_end_N, end_rate),
+    counted = {
+        "unigram": unigram.nats(targets.token_N),
+        "bigram": bigram.nats(targets.left_N, targets.token_N),
     }
+    token_nats = {"model": targets.model_nats_N, **counted}
+    all_nats = {"model": targets.model_nats_N}
+    all_nats |= {name: with_end(n, is_end_N, end_rate) for name, n in counted.items()}
     return Comparison(
-        with_end={name: float(n.mean()) for name, n in nats.items()},
-        without_end={name: float(n[~is_end_N].mean()) for name, n in nats.items()},
+        with_end={name: float(n.mean()) for name, n in all_nats.items()},
+        without_end={name: float(n[~is_end_N].mean()) for name, n in token_nats.items()},
         num_targets=len(is_end_N),
         end_rate=end_rate,
     )
