@@ -12,7 +12,7 @@ import pytest
 from data_pipeline import hashing
 from data_pipeline.rows import KINDS, Pieces
 from data_pipeline.special import SpecialIds
-from data_pipeline.transforms import ragged
+from data_pipeline.transforms import blank_build, blank_draw, ragged
 from data_pipeline.transforms.blank import BlankConfig, BlankPlan, BlankTransform
 from data_pipeline.transforms.blank_draw import sentence_spans
 from data_pipeline.transforms.span_lengths import SpanLengths
@@ -567,3 +567,13 @@ def test_shares_that_miss_one_by_rounding_draw_nothing_else():
     assert (plan.kind_N == TOKEN).all()
     plan = draw(pieces, token_prob=0, sentence_prob=0, document_prob=1 - 1e-7)
     assert (plan.kind_N == DOCUMENT).all()
+
+
+def test_no_two_draws_of_a_text_share_a_number():
+    # a text has fewer than 2^32 tokens, so each kind of draw has a range of its own
+    names = [name for name in vars(blank_draw) if name.endswith(("_DRAW", "_DRAWS"))]
+    single = [getattr(blank_draw, name) for name in names if name.endswith("_DRAW")]
+    starts = [getattr(blank_draw, name) for name in names if name.endswith("_DRAWS")]
+    starts.append(blank_build.DBLOCK_DRAWS)
+    assert sorted(single) == [0, 1, 2, 3, 4]
+    assert sorted(starts) == [1 << 32, 2 << 32, 3 << 32, 4 << 32]
