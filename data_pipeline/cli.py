@@ -34,16 +34,20 @@ def _prepare(parser: Parser) -> None:
     """Turn text into a folder of shards that training reads."""
     _input_options(parser)
     option = parser.add_argument
-    option("--tokenizer", required=True, metavar="FILE|FOLDER", help=_TOKENIZER)
-    option("--output", required=True, metavar="DIR", help="folder to make; it must not exist")
+    option("--tokenizer", type=str, required=True, metavar="FILE|FOLDER", help=_TOKENIZER)
+    option(
+        "--output", type=str, required=True, metavar="DIR", help="folder to make; it must not exist"
+    )
     option("--validation", type=float, default=0.0, metavar="SHARE", help=_VALIDATION)
     option(
         "--prompt-field", default=None, metavar="NAME", help="field put before the text, no loss"
     )
-    option("--alias", action="append", default=[], metavar="NAME=NAME", help=_ALIAS)
+    option("--alias", type=str, action="append", default=[], metavar="NAME=NAME", help=_ALIAS)
     option("--shard-tokens", type=int, default=None, metavar="N", help=_SHARD_TOKENS)
-    option("--source", default=None, help="where the text comes from, kept in the manifest")
-    option("--licence", default=None, help="licence of the text, kept in the manifest")
+    option(
+        "--source", type=str, default=None, help="where the text comes from, kept in the manifest"
+    )
+    option("--licence", type=str, default=None, help="licence of the text, kept in the manifest")
 
 
 def _train_tokenizer(parser: Parser) -> None:
@@ -66,7 +70,7 @@ def _inspect(parser: Parser) -> None:
     option("--document", type=int, default=0, metavar="N", help="which document")
     option("--piece", type=int, default=0, metavar="N", help="which piece of a long document")
     option("--row", type=int, default=None, metavar="N", help="a packed row of the epoch instead")
-    option("--text", default=None, help="a text of your own instead")
+    option("--text", type=str, default=None, help="a text of your own instead")
     option("--split", choices=["train", "validation"], default="train")
     option("--kind", choices=["token", "sentence", "document", "single"], default=None, help=_KIND)
     option("--epoch", type=int, default=0)
@@ -96,10 +100,22 @@ def _stats(parser: Parser) -> None:
 def _input_options(parser: Parser) -> None:
     option = parser.add_argument
     option("--config", action="config", help="YAML file with these options")
-    option("--input", nargs="+", required=True, metavar="PATH", help=_INPUT)
+    option("--input", type=str, nargs="+", required=True, metavar="PATH", help=_INPUT)
     option("--document", choices=["line", "paragraph", "file"], default="line", help=_DOCUMENT)
-    option("--text-field", default="text", metavar="NAME", help="field of .jsonl and .parquet rows")
-    option("--encoding", default="utf-8", metavar="NAME", help="encoding of .txt and .jsonl files")
+    option(
+        "--text-field",
+        type=str,
+        default="text",
+        metavar="NAME",
+        help="field of .jsonl and .parquet rows",
+    )
+    option(
+        "--encoding",
+        type=str,
+        default="utf-8",
+        metavar="NAME",
+        help="encoding of .txt and .jsonl files",
+    )
 
 
 _COMMANDS = {

@@ -18,7 +18,7 @@ class OutputFolder:
     """Raises ValueError if the place is taken, or another process is writing it."""
 
     def __init__(self, final: str | Path) -> None:
-        self.final = Path(final)
+        self.final = Path(os.path.abspath(final))  # so that "." has a name
         self.partial = self.final.with_name(f".{self.final.name}.partial")
 
     def __enter__(self) -> Path:

@@ -258,7 +258,9 @@ def _changed_files(sources: list[Source], made: tuple[SourceEntry, ...]) -> list
         return ["the list of input files"]
     changed = []
     for source, entry in zip(sources, made, strict=True):
-        if source.open is None:
+        if source.open is None or "://" in source.name:  # not fetched only to be compared
+            if source.size_bytes != entry.size_bytes:
+                changed.append(source.name)
             continue
         with source.open() as raw:
             stream = CountedStream(raw, lambda _: None)

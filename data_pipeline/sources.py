@@ -97,7 +97,7 @@ def _folder(folder: Path, skipped: Counter[str]) -> Iterator[Source]:
 
 
 def _walk(folder: Path, seen: set[str], skipped: Counter[str]) -> Iterator[Path]:
-    """Files below a folder, by name; a folder reached twice through links is entered once."""
+    """Files below a folder, by name; a link to a folder above it is counted, not entered."""
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
         if path.name.startswith("."):
             skipped["hidden_file"] += 1

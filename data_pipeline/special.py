@@ -58,7 +58,7 @@ KNOWN_PIECES = {
 
 # Specials that may stand for one another. The span marks sop and eop never may: a model that reads
 # one id for "a span ends" and "a long blank is here" cannot tell them apart.
-_SHAREABLE = (frozenset({"pad", "eos", "cls", "sep", "unk"}), frozenset({"mask", "gmask", "smask"}))
+_SHAREABLE = (frozenset({"pad", "eos", "cls", "sep"}), frozenset({"mask", "gmask", "smask"}))
 
 
 @dataclass(frozen=True)

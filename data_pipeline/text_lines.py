@@ -6,12 +6,14 @@ A byte order mark is removed, and one of UTF-16 or UTF-32 decides the encoding. 
 
 import codecs
 import io
+import re
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import xxhash
 
 _CHUNK_BYTES = 1 << 20
+_LINE_END = re.compile(r"\r\n?|\n")
 _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with the other's
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -85,14 +87,13 @@ def _decoded(stream: CountedStream, name: str, encoding: str, only_newline: bool
             encoding = _marked_encoding(chunk, encoding)
             strict = codecs.getincrementaldecoder(encoding)("strict")
             decoder = io.IncrementalNewlineDecoder(strict, translate=not only_newline)
+        held_back = "\r" * (decoder.getstate()[1] & 1)  # it may be the first half of a line end
         try:
             text = decoder.decode(chunk, final=is_last)
         except UnicodeDecodeError as error:
             pending_bytes = len(error.object) - len(chunk)
-            good = error.object[: error.start].decode(encoding, "ignore")
-            line += (
-                good if only_newline else good.replace("\r\n", "\n").replace("\r", "\n")
-            ).count("\n")
+            good = held_back + error.object[: error.start].decode(encoding, "ignore")
+            line += good.count("\n") if only_newline else len(_LINE_END.findall(good))
             raise ValueError(
                 f"{name}, line {line}, byte {fed_bytes - pending_bytes + error.start}: not valid "
                 f"{encoding} ({error.reason}). Name the encoding the file was written in, as "

@@ -1,0 +1,117 @@
+"""Inputs name files in a fixed order; what is left out is counted, what is wrong is named."""
+
+from collections import Counter
+
+import pytest
+
+from data_pipeline.sources import find_sources, without_credentials
+
+
+def names(*inputs, skipped: Counter | None = None) -> list[str]:
+    return [s.name for s in find_sources([str(i) for i in inputs], skipped or Counter())]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("b.txt", "a/z.jsonl", "a/y.TXT", "c/d/e.parquet", "a.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x\n")
+    (tmp_path / ".hidden.txt").write_text("x")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/a.txt").write_text("x")
+    (tmp_path / "notes.md").write_text("x")
+    return tmp_path
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths(tree):
+    skipped: Counter = Counter()
+    found = [s.name for s in find_sources([str(tree)], skipped)]
+    expected = ["a/y.TXT", "a/z.jsonl", "a.txt", "b.txt", "c/d/e.parquet"]
+    assert found == [str(tree / name) for name in expected]
+    assert skipped == {"hidden_file": 2, "unknown_file": 1}
+
+
+def test_inputs_keep_the_order_they_are_given_in(tree):
+    assert names(tree / "b.txt", tree / "a") == [
+        str(tree / n) for n in ("b.txt", "a/y.TXT", "a/z.jsonl")
+    ]
+
+
+def test_globs_reach_into_folders(tree):
+    assert names(f"{tree}/**/*.txt") == [str(tree / "a.txt"), str(tree / "b.txt")]
+    skipped: Counter = Counter()
+    find_sources([f"{tree}/*"], skipped)
+    assert skipped == {"unknown_file": 1}
+
+
+def test_a_name_with_glob_characters_that_exists_is_that_file(tmp_path):
+    (tmp_path / "a[1].txt").write_text("x")
+    assert names(tmp_path / "a[1].txt") == [str(tmp_path / "a[1].txt")]
+
+
+def test_a_link_to_a_folder_above_is_counted_not_followed(tree):
+    (tree / "a" / "loop").symlink_to(tree)
+    skipped: Counter = Counter()
+    assert len(find_sources([str(tree)], skipped)) == 5
+    assert skipped["folder_link_loop"] == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: p / "absent.txt", "does not exist"),
+        (lambda p: p / "notes.md", r"endings that can be read are \.txt, \.jsonl, \.parquet"),
+        (lambda p: p / ".git" / "hooks*", "does not exist|holds no file"),
+        (lambda p: p / "*.csv", "holds no file"),
+    ],
+)
+def test_an_input_that_names_nothing_is_an_error(tree, make, says):
+    with pytest.raises(ValueError, match=says):
+        names(make(tree))
+
+
+def test_a_folder_without_known_files_is_an_error(tmp_path):
+    (tmp_path / "x.md").write_text("x")
+    with pytest.raises(ValueError, match="holds no file ending in"):
+        names(tmp_path)
+
+
+def test_a_saved_datasetdict_names_what_to_do(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    with pytest.raises(ValueError, match="Name the folder of one split"):
+        names(tmp_path)
+
+
+@pytest.fixture
+def memory():
+    fsspec = pytest.importorskip("fsspec")
+    filesystem = fsspec.filesystem("memory")
+    for name, text in {"/corpus/b.txt": "b\n", "/corpus/a/c.jsonl": '{"text": "c"}\n'}.items():
+        filesystem.pipe(name, text.encode())
+    filesystem.pipe("/corpus/notes.md", b"x")
+    yield
+    filesystem.rm("/corpus", recursive=True)
+
+
+def test_urls_are_read_through_fsspec(memory):
+    skipped: Counter = Counter()
+    sources = find_sources(["memory://corpus"], skipped)
+    assert [s.name for s in sources] == ["memory://corpus/a/c.jsonl", "memory://corpus/b.txt"]
+    assert skipped == {"unknown_file": 1}
+    with sources[1].open() as file:
+        assert file.read() == b"b\n"
+    assert names("memory://corpus/*.txt") == ["memory://corpus/b.txt"]
+    assert names("memory://corpus/b.txt") == ["memory://corpus/b.txt"]
+
+
+@pytest.mark.parametrize("url", ["memory://corpus/absent.txt", "nosuch://x/y.txt"])
+def test_a_url_that_cannot_be_read_is_an_error_with_its_name(memory, url):
+    with pytest.raises(ValueError, match=f"--input {url}"):
+        names(url)
+
+
+def test_credentials_are_left_out_of_names():
+    url = "https://user:secret@host.org:80/a/b.txt?token=secret#x"
+    assert without_credentials(url) == "https://host.org:80/a/b.txt"
+    assert without_credentials("s3://bucket/a.txt") == "s3://bucket/a.txt"

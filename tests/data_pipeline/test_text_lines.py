@@ -1,0 +1,94 @@
+"""Bytes become lines exactly, and what is not text is named by file, line and byte."""
+
+import io
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline import text_lines
+from data_pipeline.text_lines import CountedStream, lines, text_encoding
+
+
+def read(content: bytes, encoding: str = "utf-8", **options) -> list[tuple[int, str]]:
+    stream = CountedStream(io.BytesIO(content), lambda n: None)
+    return list(lines(stream, "x.txt", encoding, **options))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\rb\r", ["a", "b"]),
+        (b"a\r\rb", ["a", "", "b"]),
+        (b"a\n\nb", ["a", "", "b"]),
+        (b"a", ["a"]),
+        (b"", []),
+        (b"\n", [""]),
+        (b"\xef\xbb\xbfa\nb", ["a", "b"]),
+        ("a\u2028b\u0085c\x0bd\x0ce\x1cf\n".encode(), ["a\u2028b\u0085c\x0bd\x0ce\x1cf"]),
+        ("a\ufeffb\n".encode(), ["a\ufeffb"]),
+    ],
+)
+def test_lines_end_at_newline_and_return_only(content, expected):
+    assert [line for _, line in read(content)] == expected
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_byte_order_mark_decides_the_encoding(encoding):
+    text = "the river\nd\u00e9j\u00e0 vu\n"
+    assert [line for _, line in read(text.encode(encoding))] == ["the river", "d\u00e9j\u00e0 vu"]
+
+
+def test_json_lines_end_at_newline_only():
+    assert read(b"a\rb\r\nc", only_newline=True) == [(1, "a\rb\r"), (2, "c")]
+
+
+@given(st.text(alphabet="ab\r\n\u00e9\u2028", max_size=30), st.integers(1, 5))
+def test_the_size_of_the_chunks_does_not_matter(text, chunk_bytes):
+    whole = read(text.encode())
+    original = text_lines._CHUNK_BYTES
+    text_lines._CHUNK_BYTES = chunk_bytes
+    try:
+        assert read(text.encode()) == whole
+    finally:
+        text_lines._CHUNK_BYTES = original
+    assert [line for _, line in whole] == io.StringIO(text, newline=None).read().split("\n")[
+        : len(whole)
+    ]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "line", "byte"),
+    [
+        (b"caf\xe9 one\n", 1, 3),
+        (b"a\nb\r\nc\rd\xff", 4, 8),
+        ("\u00e9\u00e9\n".encode() + b"\xc3", 2, 5),
+    ],
+)
+def test_wrong_bytes_are_named_by_line_and_byte(content, line, byte, chunk_bytes, monkeypatch):
+    monkeypatch.setattr(text_lines, "_CHUNK_BYTES", chunk_bytes)
+    with pytest.raises(ValueError, match=rf"x\.txt, line {line}, byte {byte}: .*--encoding"):
+        read(content)
+
+
+def test_the_encoding_asked_for_is_used():
+    assert read(b"caf\xe9\n", "latin-1") == [(1, "caf\u00e9")]
+    assert read("\u4f60\n".encode("gb18030"), "gb18030") == [(1, "\u4f60")]
+
+
+@pytest.mark.parametrize("name", ["utf-9", "base64"])
+def test_an_unknown_encoding_is_refused(name):
+    with pytest.raises(ValueError, match=f"--encoding {name} is unknown"):
+        text_encoding(name)
+
+
+def test_passing_bytes_are_counted_and_hashed():
+    told = []
+    stream = CountedStream(io.BytesIO(b"abc\n"), told.append)
+    assert list(lines(stream, "x", "utf-8")) == [(1, "abc")]
+    assert (stream.size_bytes, sum(told)) == (4, 4)
+    assert stream.xxh3 == xxhash.xxh3_128_hexdigest(b"abc\n")
