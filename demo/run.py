@@ -6,6 +6,7 @@ Every step is a command that a user can type, and says so; its product is the si
 import json
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -132,11 +133,12 @@ def prepare(demo: Demo) -> None:
     if (demo.shards / "manifest.json").is_file():
         _skip("shards", demo.shards)
         return
+    source = SOURCES[demo.corpus]
     _begin("shards", f"{100 * VALIDATION_SHARE:.0f} % of the documents held out")
     _data_pipeline(
         "prepare", "--input", str(demo.texts), "--document", "file",
         "--tokenizer", str(demo.tokenizer), "--validation", str(VALIDATION_SHARE),
-        "--output", str(demo.shards),
+        "--output", str(demo.shards), "--source", source.requirement, "--licence", source.licence,
     )  # fmt: skip
 
 
@@ -181,7 +183,7 @@ def evaluate(demo: Demo) -> dict:
 
 
 def _data_pipeline(*arguments: str) -> None:
-    logger.info("  $ python -m data_pipeline %s", " ".join(arguments))
+    logger.info("  $ python -m data_pipeline %s", shlex.join(arguments))
     done = subprocess.run([sys.executable, "-m", "data_pipeline", *arguments], check=False)
     if done.returncode:
         raise ValueError(f"python -m data_pipeline {arguments[0]} failed; its reason is above.")
