@@ -5,10 +5,20 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
 
-WORDS = ["the", "river", "rose", "in", "night", "and", "carried", "small", "bridge", "away", "by", "morning", "village", "had", "gathered", "on", "bank", "to", "look", "at", "gap", "a", "carpenter", "measured", "distance", "twice", "with", "length", "of", "rope", "he", "said", "that", "oak", "would", "last", "longer", "than", "pine", "nobody", "argued", "before", "winter", "new", "stood", "wider", "old", "one"]
+# Other processes may be busy on the machine: no example has a deadline.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
+
+WORDS = """
+    the river rose in night and carried small bridge away by morning village had gathered on bank to
+    look at gap a carpenter measured distance twice with length of rope he said that oak would last
+    longer than pine nobody argued before winter new stood wider old one children ran across it until
+    their mothers called them home
+""".split()
 
 
 def sentences(count: int) -> list[str]:

@@ -89,7 +89,7 @@ def test_prompts_stand_in_front_and_end_a_sentence(run, write_jsonl):
     prompt = len(tokenizer.encode(["the river?"])[0])
     assert split.prompt_lengths([0, 1]).tolist() == [prompt, 0]
     first = len(tokenizer.encode(["rose."])[0])
-    ends, offsets = split.sentence_ends([0])
+    ends, _ = split.sentence_ends([0])
     assert ends.tolist() == [prompt, prompt + first, split.lengths([0])[0]]
     text = tokenizer.decode(split.tokens([0], [prompt], split.lengths([0])))
     assert text == "rose. in night"

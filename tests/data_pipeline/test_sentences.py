@@ -1,6 +1,7 @@
 """Sentences end where a reader sees them end, whatever the tokens are."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ def split(text: str) -> list[str]:
     bounds = [0, *(end for _, end in sentence_ends(text))]
     if bounds[-1] < len(text):
         bounds.append(len(text))
-    return [text[a:b] for a, b in zip(bounds, bounds[1:])]
+    return [text[a:b] for a, b in pairwise(bounds)]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_sentences_end_as_a_reader_sees(text, sentences):
 def test_a_newline_ends_a_sentence_with_byte_level_bpe(byte_bpe_folder):
     # The token of a newline reads "\u010a" there, so its string would say nothing.
     text = "A title\nthe river rose. Pi is 3.14 。the bank"
-    ids, starts, ends = open_tokenizer(byte_bpe_folder).encode_with_offsets([text])[0]
+    _, starts, ends = open_tokenizer(byte_bpe_folder).encode_with_offsets([text])[0]
     counts = ends_in_tokens(text, starts, ends)
     assert [text[ends[c - 1] - 1] for c in counts] == ["\n", ".", "。", "k"]
 

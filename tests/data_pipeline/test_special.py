@@ -60,7 +60,7 @@ def test_wrong_aliases_are_refused(aliases, says):
 
 
 def test_gmask_with_the_id_of_eop_is_refused_with_the_fix():
-    with pytest.raises(ValueError, match="eop and gmask the same id 50007.*rename the piece"):
+    with pytest.raises(ValueError, match=r"eop and gmask the same id 50007.*rename the piece"):
         place({"eop": 50007, "gmask": 50007}, 50010)
 
 

@@ -67,7 +67,7 @@ def test_a_saved_tokenizer_with_a_changed_model_is_refused(tokenizer, tmp_path):
     settings = json.loads((tmp_path / SETTINGS_FILE).read_text())
     settings["fingerprint"] = "0" * 32
     (tmp_path / SETTINGS_FILE).write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="not the tokenizer .* was written for"):
+    with pytest.raises(ValueError, match=r"not the tokenizer .* was written for"):
         open_tokenizer(tmp_path)
 
 

@@ -1,0 +1,159 @@
+"""The commands as typed: what they print, their exit codes, one line where something is wrong."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from data_pipeline.__main__ import main
+from data_pipeline.cli import parse
+
+COMMANDS = ["prepare", "train-tokenizer", "inspect", "verify", "stats"]
+HEAVY = ("torch", "transformers", "datasets", "deepspeed", "tokenizers", "pyarrow", "fsspec")
+
+
+@pytest.fixture
+def shards(tmp_path, model_file, corpus_file, capsys):
+    folder = tmp_path / "shards"
+    arguments = ["--tokenizer", str(model_file), "--output", str(folder), "--validation", "0.2"]
+    assert main(["prepare", "--input", str(corpus_file), *arguments]) == 0
+    capsys.readouterr()
+    return folder
+
+
+def fails(arguments, capsys) -> str:
+    """The one line a mistake is answered with."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as left:
+        code = left.code
+    printed = capsys.readouterr()
+    assert code == 2 and printed.out == ""
+    assert printed.err.count("\n") == 1 and printed.err.startswith("data_pipeline: ")
+    return printed.err
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from data_pipeline.__main__ import main\n"
+        f"for command in [[], *([c] for c in {COMMANDS})]:\n"
+        "    try: main([*command, '--help'])\n"
+        "    except SystemExit as left: assert left.code == 0\n"
+        f"print('loaded:', [m for m in {HEAVY} if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("loaded: []\n")
+    assert done.stdout.count("usage: data_pipeline") == 1 + len(COMMANDS)
+
+
+def test_prepare_with_a_sentencepiece_model_loads_nothing_heavy(tmp_path, model_file, corpus_file):
+    arguments = ["prepare", "--input", str(corpus_file), "--output", str(tmp_path / "s")]
+    arguments += ["--tokenizer", str(model_file)]
+    code = (
+        "import sys\n"
+        "from data_pipeline.__main__ import main\n"
+        f"print(main({arguments}), [m for m in {HEAVY} if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert done.stderr == ""
+
+
+def test_stats_prints_one_object(shards, capsys):
+    assert main(["stats", str(shards), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    splits = printed["splits"]
+    assert list(splits) == ["train", "validation"]
+    for name in ("documents", "tokens", "shards"):
+        assert printed[name] == splits["train"][name] + splits["validation"][name]
+    assert printed["documents"] == 300 and printed["skipped"] == {}
+
+
+def test_verify_prints_the_same_counts_and_what_is_damaged(shards, capsys):
+    assert main(["verify", str(shards), "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["documents"] == 300 and whole["damaged"] == []
+    path = shards / "train/00000.tokens"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+    assert main(["verify", str(shards), "--json"]) == 1
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["damaged"]) == 1
+    assert printed.err.startswith(f"data_pipeline: damaged: {path}")
+
+
+def test_stats_for_people_hold_the_same_numbers(shards, capsys):
+    assert main(["stats", str(shards)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["documents", "tokens", "shards", "tokens", "a", "document"]
+    assert lines[1].split()[0] == "train" and lines[2].split()[0] == "validation"
+    assert lines[-1] == "skipped: nothing"
+
+
+def test_stats_plan_rows_of_a_given_length(shards, capsys):
+    options = ["--row-tokens", "100", "--source-tokens", "48"]
+    assert main(["stats", str(shards), "--json", *options]) == 0
+    packing = json.loads(capsys.readouterr().out)["packing"]
+    assert packing["row_tokens"] == 100 and 0 <= packing["padding_share"] < 0.3
+    assert main(["stats", str(shards), *options]) == 0
+    assert f"{packing['padding_share']:.2%} padding" in capsys.readouterr().out
+
+
+def test_inspect_draws_a_row_of_the_shards_and_of_a_text(shards, capsys):
+    assert main(["inspect", str(shards), "--document", "3", "--kind", "sentence"]) == 0
+    assert "[sMASK]" in capsys.readouterr().out
+    assert main(["inspect", str(shards), "--text", "the river rose", "--kind", "token"]) == 0
+    assert "[MASK]" in capsys.readouterr().out
+
+
+def test_a_finished_request_is_nothing_to_do(tmp_path, model_file, corpus_file, capsys):
+    arguments = ["prepare", "--input", str(corpus_file), "--tokenizer", str(model_file)]
+    arguments += ["--output", str(tmp_path / "s")]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.out == first and "Nothing to do" in printed.err
+
+
+def test_train_tokenizer_says_what_it_made(tmp_path, corpus_file, capsys):
+    arguments = ["train-tokenizer", "--input", str(corpus_file), "--vocab-size", "350"]
+    assert main([*arguments, "--output", str(tmp_path / "m.model")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'm.model'}: 350 pieces. Skipped: nothing.\n"
+    assert printed.err == ""
+
+
+def test_mistakes_are_answered_in_one_line(tmp_path, model_file, corpus_file, capsys):
+    prepare = ["prepare", "--tokenizer", model_file, "--output", tmp_path / "s", "--input"]
+    assert "absent.txt does not exist" in fails([*prepare, tmp_path / "absent.txt"], capsys)
+    assert "pad=end" in fails([*prepare, corpus_file, "--alias", "pad=end"], capsys)
+    assert "--valdation" in fails([*prepare, corpus_file, "--valdation", "0.1"], capsys)
+    assert "validation" in fails([*prepare, corpus_file, "--validation", "much"], capsys)
+    assert "verfy" in fails(["verfy"], capsys)
+    assert "tokenizer" in fails(["prepare", "--input", corpus_file], capsys)
+    assert "holds no manifest.json" in fails(["stats", tmp_path], capsys)
+    assert "holds no manifest.json" in fails(["verify", tmp_path], capsys)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    message = fails([*prepare, tmp_path / "latin.txt"], capsys)
+    assert "latin.txt, line 1, byte 3: not valid utf-8" in message and "--encoding" in message
+
+
+def test_options_may_stand_in_a_file(tmp_path, model_file, corpus_file):
+    config = tmp_path / "prepare.yaml"
+    config.write_text(
+        f"input: [{corpus_file}]\ntokenizer: {model_file}\noutput: {tmp_path / 's'}\n"
+        "validation: 0.1\n"
+    )
+    options = parse(["prepare", "--config", str(config), "--validation", "0.2"]).prepare
+    assert options.input == [str(corpus_file)] and options.validation == 0.2
+
+
+def test_an_unreadable_file_is_answered_in_one_line(tmp_path, model_file, capsys):
+    (tmp_path / "tokenizer.model").mkdir()
+    message = fails(
+        ["prepare", "--input", tmp_path, "--tokenizer", model_file, "--output", tmp_path / "s"],
+        capsys,
+    )
+    assert "holds no file ending in" in message
