@@ -13,12 +13,13 @@ from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
-WORDS = """
-    the river rose in night and carried small bridge away by morning village had gathered on bank to
-    look at gap a carpenter measured distance twice with length of rope he said that oak would last
-    longer than pine nobody argued before winter new stood wider old one children ran across it until
-    their mothers called them home
-""".split()
+_TEXT = """
+    the river rose in night and carried small bridge away by morning village had gathered on bank
+    to look at gap a carpenter measured distance twice with length of rope he said that oak would
+    last longer than pine nobody argued before winter new stood wider old one children ran across
+    it until their mothers called them home
+"""
+WORDS = sorted(_TEXT.split())
 
 
 def sentences(count: int) -> list[str]:
