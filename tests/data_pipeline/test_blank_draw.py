@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -577,3 +578,13 @@ def test_no_two_draws_of_a_text_share_a_number():
     starts.append(blank_build.DBLOCK_DRAWS)
     assert sorted(single) == [0, 1, 2, 3, 4]
     assert sorted(starts) == [1 << 32, 2 << 32, 3 << 32, 4 << 32]
+
+
+def test_kinds_are_drawn_by_their_share_of_the_sum():
+    shares = SimpleNamespace(
+        token_prob=0.25, sentence_prob=0.0, document_prob=0.25, single_span_prob=0.0
+    )
+    keys_N = hashing.key(1, 0, np.arange(4000), np.zeros(4000, np.int64))
+    counts = np.bincount(blank_draw.draw_kinds(keys_N, shares), minlength=5)
+    assert counts[TOKEN] + counts[DOCUMENT] == 4000
+    assert abs(counts[TOKEN] - 2000) < 4 * math.sqrt(1000)
