@@ -74,6 +74,11 @@ class TransformPlan(Protocol):
 class Transform(Protocol):
     """A way to make training rows of pieces; pure, and the same for a piece in any company."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that its rows may hold: the tokenizer's, and those that it adds."""
+        ...
+
     def draw(
         self,
         pieces: Pieces,

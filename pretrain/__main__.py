@@ -25,7 +25,10 @@ def _train(argv: Sequence[str]) -> None:
     _log_to_stderr()
     from pretrain.train import run
 
-    run(config, resume)
+    if run(config, resume) is not None:
+        from pretrain.stopping import EXIT_CODE
+
+        sys.exit(EXIT_CODE)
 
 
 def _generate(argv: Sequence[str]) -> None:
@@ -38,12 +41,19 @@ def _generate(argv: Sequence[str]) -> None:
 def _data(argv: Sequence[str]) -> None:
     from data_pipeline.__main__ import main as data
 
-    sys.exit(data(argv))
+    sys.exit(data(list(argv)))
+
+
+def _status(argv: Sequence[str]) -> None:
+    from pretrain.status import main as status
+
+    print(status(argv))
 
 
 VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (_train, "train from a recipe under DeepSpeed"),
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
+    "status": (_status, "say what a run is doing and when it will end"),
     "data": (_data, "prepare, inspect, verify and count shards (python -m data_pipeline)"),
 }
 

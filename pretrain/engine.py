@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # /dev/shm). Plain gloo serves; there is no public switch, so the builder is replaced (pinned
 # version, tested). The module is looked up by name, because the attribute deepspeed.comm.torch is
 # PyTorch itself.
-importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)  # noqa: B010
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
@@ -63,14 +63,10 @@ class Engine:
             trains: sum(_size(p) for p in model.parameters() if p.requires_grad is trains)
             for trains in (True, False)
         }
-        self.deepspeed, self._optimizer, _, _ = deepspeed.initialize(
+        self.module = model
+        self.deepspeed = deepspeed.initialize(
             model=model, optimizer=_adamw(model, decays, optimizer), config=settings
-        )
-
-    @property
-    def module(self) -> nn.Module:
-        """The wrapped module. Call `forward` instead of it: the call gathers sharded parameters."""
-        return self.deepspeed.module
+        )[0]
 
     def forward(self, *args: Any) -> Any:
         """The module's outputs for `args`, with parameters gathered as they are needed."""
@@ -94,7 +90,8 @@ class Engine:
         if not self.deepspeed.is_gradient_accumulation_boundary():
             self.deepspeed.step()
             return None
-        for group in self.deepspeed.optimizer.param_groups:
+        optimizer: Any = self.deepspeed.optimizer
+        for group in optimizer.param_groups:
             group["lr"] = lr
         norm = self._norm_without_zero() if self.stage == 0 else None
         self.deepspeed.step()
@@ -131,7 +128,7 @@ def _adamw(
     return torch.optim.AdamW(
         [g for g in groups if g["params"]],
         lr=config.lr,
-        betas=tuple(config.betas),
+        betas=config.betas,
         eps=config.eps,
         fused=True,
     )

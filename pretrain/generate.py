@@ -40,7 +40,7 @@ def load_run(folder: Path, step: int | None = None) -> TrainedRun:
     It goes to the GPU where there is one. Raises ValueError where the folder or a file of it is
     missing, damaged or of another model.
     """
-    from pretrain.checkpoint import choose, read_weights
+    from pretrain.checkpoint_files import choose, read_weights
     from pretrain.cli import config_from_yaml
     from pretrain.run_folder import RunFolder
 

@@ -1,4 +1,4 @@
-"""Named scalars of a step, to TensorBoard, metrics.jsonl and the console line.
+"""Named scalars of a step, to TensorBoard, metrics.jsonl, status.json and the console line.
 
 Tags are room/noun_unit: loss/total_nats, optimizer/learning_rate, speed/tokens_per_second. A
 resumed run rewinds to its checkpoint: lines of metrics.jsonl after it are cut off and TensorBoard
@@ -12,12 +12,17 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from pretrain.run_folder import RunFolder
 from pretrain.setup import Setup
+from pretrain.status import Status
+from pretrain.status import write as write_status
+
+STATUS_EVERY_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +34,10 @@ class Metrics:
     """
 
     def __init__(self, run: RunFolder, *, first_step: int, total_steps: int) -> None:
-        self._path = run.metrics
+        self._folder, self._path = run, run.metrics
+        self._last: dict[str, Any] = {"step": first_step - 1}
+        if first_step > 1:
+            self._last["checkpoint_step"] = first_step - 1
         _rewind(self._path, first_step)
         self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step)
@@ -43,15 +51,34 @@ class Metrics:
             disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
         )
+        self._status(state="running")
 
     @classmethod
-    def of(cls, setup: Setup) -> "Metrics":
+    def of(cls, setup: Setup) -> Self:
         """The record of the run that `setup` describes, from its next step on."""
         return cls(setup.folder, first_step=setup.update + 1, total_steps=setup.config.steps)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if error is not None:
+            self._status(state="failed", reason=f"{type(error).__name__}: {error}")
+        self.close()
 
     def step(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record the scalars of a training step and say them in one line."""
         self._record(step, scalars)
+        self._last = {
+            "step": step,
+            "loss_nats": scalars["loss/total_nats"],
+            "tokens_per_second": scalars["speed/tokens_per_second"],
+            "step_seconds": scalars.get("speed/step_seconds"),
+        }
+        if time.monotonic() - self._said_at >= STATUS_EVERY_S:
+            self._status(state="running")
         line = self._line(step, scalars)
         self._bar.update(step - self._bar.n)
         if self._bar.disable:
@@ -68,6 +95,19 @@ class Metrics:
     def text(self, step: int, tag: str, text: str) -> None:
         """Show `text` (Markdown) in TensorBoard's text tab."""
         self._board.add_text(tag, text, step)
+
+    def saved(self, step: int, folder: Path) -> None:
+        """A checkpoint of `step` is complete in `folder`."""
+        self._last["checkpoint_step"] = step
+        self._status(state="running")
+        self.say(f"step {step} | saved {folder}")
+
+    def finish(self, stopped_by: str | None) -> None:
+        """The run is done, or has saved itself because of `stopped_by`."""
+        last, total = self._last["step"], self._total_steps
+        self._status(state="stopped" if stopped_by or last < total else "done", reason=stopped_by)
+        why = f"stopped by {stopped_by}" if stopped_by else "done"
+        self.say(f"{why}: step {last} of {total}, in {self._folder.path}")
 
     def say(self, line: str) -> None:
         """One line to the log that leaves a progress bar whole."""
@@ -87,6 +127,13 @@ class Metrics:
         self._lines.flush()
         os.fsync(self._lines.fileno())
         self._board.flush()
+
+    def _status(self, *, state: str, reason: str | None = None) -> None:
+        self._said_at = time.monotonic()
+        write_status(
+            self._folder.path,
+            Status(state=state, steps=self._total_steps, reason=reason, **self._last),
+        )
 
     def _record(self, step: int, scalars: Mapping[str, float]) -> None:
         self._lines.write(json.dumps({"step": step, **scalars}) + "\n")

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from data_pipeline.loader import Position
+from data_pipeline.protocols import Transform
 from data_pipeline.shards import Shards
-from data_pipeline.transforms.blank import BlankTransform
 from kernels.dispatch import choose_backend
-from pretrain import checkpoint, deepspeed_settings
+from pretrain import checkpoint, checkpoint_files, deepspeed_settings
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.models.backbone import Backbone, decays, num_positions
@@ -38,7 +38,7 @@ class Setup:
     folder: RunFolder
     world: World
     objectives: list[Objective]
-    transforms: dict[str, BlankTransform]
+    transforms: dict[str, Transform]
     vocab_size: int  # rows of the token table
     engine: Engine
     update: int
@@ -54,7 +54,7 @@ def set_up(
     if world.leads:
         try:
             folder.lock()
-            found = checkpoint.find(folder.checkpoints, resume)
+            found = checkpoint_files.find(folder.checkpoints, resume)
         except ValueError as problem:
             error = str(problem)
     world.agree(error)
@@ -128,7 +128,7 @@ def _deepspeed_settings(config: Config, world: World) -> dict[str, Any]:
 def _restored(setup: Setup, found: Path) -> Setup:
     """`setup` with weights, optimizer and data positions of the checkpoint `found`."""
     config, world = setup.config, setup.world
-    manifest = checkpoint.read_manifest(found)
+    manifest = checkpoint_files.read_manifest(found)
     state = manifest.state
     here = setup.shards.splits["train"].fingerprint
     error = None

@@ -8,18 +8,22 @@ this file only says in which order they meet. It knows no objective by name.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
-from data_pipeline.loader import Position, training_batches, validation_batches
+from data_pipeline.loader import Batch, Position, training_batches, validation_batches
 from data_pipeline.shards import open_shards
 from pretrain import checkpoint
 from pretrain.config import Config
 from pretrain.evaluate.held_out import held_out_nats
 from pretrain.evaluate.samples import filled_texts
 from pretrain.metrics import Metrics
+from pretrain.objectives.loss import Objective
 from pretrain.run_folder import RunFolder
 from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, checkpoint_state, set_up
+from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, tag_name
 from pretrain.update import apply_update
 from pretrain.world import join_world, leave_world
@@ -27,9 +31,10 @@ from pretrain.world import join_world, leave_world
 logger = logging.getLogger(__name__)
 
 
-def run(config: Config, resume: str | None) -> None:
+def run(config: Config, resume: str | None) -> str | None:
     """Train as `config` says, on the ranks that the environment describes.
 
+    Returns why the run saved itself and stopped before its last step, or None where it is done.
     Raises ValueError for what the user can mend: missing shards, a wrong --resume, sizes that do
     not fit.
     """
@@ -39,55 +44,65 @@ def run(config: Config, resume: str | None) -> None:
     try:
         if not world.leads:
             logging.getLogger().setLevel(logging.WARNING)
-        train(set_up(config, shards, folder, resume, world))
+        setup = set_up(config, shards, folder, resume, world)
+        with Metrics.of(setup) if world.leads else nullcontext() as metrics:
+            return train(setup, metrics)
     finally:
         folder.unlock()
         leave_world()
 
 
-def train(setup: Setup) -> None:
-    """Updates from where `setup` stands to the last, with evaluations and checkpoints on the
-    way."""
-    config, engine = setup.config, setup.engine
+def train(setup: Setup, metrics: Metrics | None = None) -> str | None:
+    """Updates from where `setup` stands to the last, with evaluations and checkpoints on the way.
+
+    Returns why all ranks agreed to save and stop early, or None. metrics: rank 0's record.
+    """
+    config, world = setup.config, setup.world
     last = config.stop_at_step or config.steps
-    streams = {
-        o.name: training_batches(
-            setup.shards.splits["train"],
-            setup.transforms[o.name],
-            config.data.packing,
-            seed=config.seed,
-            rank=setup.world.rank,
-            world_size=setup.world.world_size,
-            micro_rows=config.batch.micro_rows,
-            accumulation=engine.accumulation,
-            start=setup.positions[o.name],
-            num_workers=config.data.num_workers,
-        )
-        for o in setup.objectives
-    }
-    metrics = Metrics.of(setup) if setup.world.leads else None
     # Before the first step, so that a text the model cannot read ends the run now and not at night.
     fill_texts(setup, setup.update, metrics)
-    scalars = StepScalars(setup)
+    streams = {o.name: training_stream(setup, o) for o in setup.objectives}
+    stops, scalars = StopRequests(setup.folder.path, world), StepScalars(setup)
+    reason = None
     for update in range(setup.update, last):
         step = update + 1
         lr = learning_rate(
             update, peak=config.optimizer.lr, steps=config.steps, schedule=config.schedule
         )
         done, batches = apply_update(
-            engine, setup.objectives, streams, lr=lr, seed=config.seed, update=update
+            setup.engine, setup.objectives, streams, lr=lr, seed=config.seed, update=update
         )
         if metrics:
             metrics.step(step, scalars(done, lr))
-        if _due(step, config.evaluation.every_steps, last):
+        reason = stops.agreed()
+        if _due(step, config.evaluation.every_steps, last) and not reason:
             evaluate(setup, step, metrics)
             scalars.restart_clock()
-        if _due(step, config.checkpoints.every_steps, last):
+        if _due(step, config.checkpoints.every_steps, last) or reason:
             save(setup, step, {name: batch.position for name, batch in batches.items()}, metrics)
             scalars.restart_clock()
+        if reason:
+            break
+    stops.restore()
     if metrics:
-        metrics.say(f"done: step {last} of {config.steps}, in {setup.folder.path}")
-        metrics.close()
+        metrics.finish(reason)
+    return reason
+
+
+def training_stream(setup: Setup, objective: Objective) -> Iterator[Batch]:
+    """The batches of this rank for `objective`, endless, from where `setup` stands."""
+    return training_batches(
+        setup.shards.splits["train"],
+        setup.transforms[objective.name],
+        setup.config.data.packing,
+        seed=setup.config.seed,
+        rank=setup.world.rank,
+        world_size=setup.world.world_size,
+        micro_rows=setup.config.batch.micro_rows,
+        accumulation=setup.engine.accumulation,
+        start=setup.positions[objective.name],
+        num_workers=setup.config.data.num_workers,
+    )
 
 
 def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> None:
@@ -139,7 +154,7 @@ def save(setup: Setup, step: int, positions: dict[str, Position], metrics: Metri
         keep_last=setup.config.checkpoints.keep_last,
     )
     if metrics:
-        metrics.say(f"step {step} | saved {folder}")
+        metrics.saved(step, folder)
 
 
 def _due(step: int, every_steps: int, last: int) -> bool:

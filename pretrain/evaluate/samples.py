@@ -28,8 +28,10 @@ def filled_texts(setup: Setup) -> str:
     def scores(inputs: Mapping[str, Tensor]) -> Tensor:
         return setup.world.broadcast_tensor(setup.engine.forward(question, inputs).contiguous())
 
+    backbone = setup.engine.module.backbone
+    assert isinstance(backbone, Backbone)
     filled = fill(
-        setup.engine.module.backbone,
+        backbone,
         setup.shards.tokenizer(),
         setup.config.evaluation.texts,
         blanks=setup.config.objectives.glm.blanks,

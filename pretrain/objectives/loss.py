@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from data_pipeline.protocols import Transform
+from data_pipeline.special import SpecialIds
 from pretrain.models.backbone import Backbone
 
 
@@ -37,6 +39,10 @@ class Objective(Protocol):
     name: str
     weight: float  # factor of its loss in the run's sum
     optimised: tuple[str, ...]  # the terms whose sum / count are minimised; the others are reports
+
+    def transform(self, special: SpecialIds, *, source_tokens: int, vocab_size: int) -> Transform:
+        """How a document becomes a training row."""
+        ...
 
     def inputs(self, batch: Any) -> dict[str, Tensor]:
         """The tensors that the forward pass needs, from a loader's batch on the CPU."""

@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 import xxhash
 
-from pretrain import checkpoint
+from pretrain import checkpoint_files as checkpoint
+from pretrain.checkpoint import WeightsOnlyEngine
 
 WEIGHTS = {"layer.weight": torch.arange(6.0).reshape(2, 3)}
 
@@ -84,9 +85,7 @@ def test_weights_come_back_whole(root: Path) -> None:
 
 
 def test_a_step_that_is_not_there_names_those_that_are(root: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"not hold step-00000030.*step-00000010, step-00"
-    ):
+    with pytest.raises(ValueError, match=r"not hold step-00000030.*step-00000010, step-00"):
         checkpoint.choose(root.parent, 30)
 
 
@@ -135,5 +134,5 @@ def test_shards_that_carry_code_are_refused(
     monkeypatch.chdir(tmp_path)
     torch.save({"module": _Code()}, tmp_path / "shard.pt")
     with pytest.raises(ValueError, match=r"shard\.pt holds more than tensors"):
-        checkpoint.WeightsOnlyEngine().load(str(tmp_path / "shard.pt"))
+        WeightsOnlyEngine().load(str(tmp_path / "shard.pt"))
     assert not Path("ran").exists()

@@ -103,6 +103,21 @@ def test_a_start_beside_checkpoints_is_refused(runs: Path, shards: Path, run_ran
     assert "already holds checkpoints of this run" in (runs / "again.log.0").read_text()
 
 
+def test_a_signal_to_one_rank_saves_on_all_and_the_curve_goes_on(
+    runs: Path, shards: Path, start_ranks: Start, run_ranks: Run
+) -> None:
+    ranks = start_ranks(2, _train("signalled", runs, shards), runs / "signalled.log")
+    _wait_for_step(runs / "signalled", 13, ranks)
+    ranks[1].send_signal(signal.SIGUSR1)
+    assert [p.wait(timeout=90) for p in ranks] == [85, 85]
+    status = json.loads((runs / "signalled" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", "SIGUSR1")
+    assert status["step"] == status["checkpoint_step"] == _rows(runs / "signalled")[-1]["step"]
+    run_ranks(2, _train("signalled", runs, shards, "--resume=auto"), runs / "signalled2.log")
+    assert _curve(runs / "signalled") == _curve(runs / "unbroken")
+    assert json.loads((runs / "signalled" / "status.json").read_text())["state"] == "done"
+
+
 def test_a_rank_that_dies_ends_the_other_and_a_second_training_is_refused(
     runs: Path, shards: Path, start_ranks: Start, run_ranks: Run
 ) -> None:

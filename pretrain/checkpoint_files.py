@@ -1,0 +1,162 @@
+"""Checkpoint files as anybody may read them, without DeepSpeed: which are complete, and what is in.
+
+Files are untrusted: names stay inside the folder, sizes and hashes are compared with the manifest
+before anything is read, weights are safetensors. How checkpoints are written, and how training goes
+on from them: checkpoint.py.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import xxhash
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete checkpoint says of itself."""
+
+    format: int
+    update: int  # updates applied before it was saved
+    world_size: int  # ranks whose shards it holds
+    state: dict[str, Any]  # the trainer's: data positions, fingerprints
+    versions: dict[str, str]
+    files: dict[str, dict[str, Any]]  # name -> {"size_bytes": int, "xxh3": hex}
+
+
+def folder_name(update: int) -> str:
+    """Name of the checkpoint folder after `update` updates."""
+    return f"step-{update:08d}"
+
+
+def find(root: Path, resume: str | None) -> Path | None:
+    """The checkpoint folder that `--resume` names, or None for a fresh start.
+
+    resume: None, "auto" (the newest complete checkpoint under `root`) or a path to a checkpoint
+    folder or to the run folder that holds some. Raises ValueError where a path is wrong, or where a
+    fresh start would write beside checkpoints that are already there.
+    """
+    if resume is None:
+        if complete(root):
+            raise ValueError(
+                f"{root} already holds checkpoints of this run. Go on from them with "
+                "--resume auto, or choose another --name."
+            )
+        return None
+    if resume == "auto":
+        found = newest(root)
+        if found is None:
+            logger.info("resume auto: no complete checkpoint under %s, starting from step 0", root)
+        return found
+    path = Path(resume)
+    if not path.is_dir():
+        raise ValueError(f"--resume {resume}: no such folder. Give a checkpoint folder, or 'auto'.")
+    found = path if _NAME.fullmatch(path.name) else newest(path / "checkpoints")
+    if found is None or not (found / MANIFEST).is_file():
+        raise ValueError(
+            f"--resume {resume}: holds no complete checkpoint ({MANIFEST} is missing). "
+            "Give a folder like RUN/checkpoints/step-00001000, a run folder, or 'auto'."
+        )
+    return found.resolve()
+
+
+def choose(run_folder: Path, step: int | None = None) -> Path:
+    """The checkpoint of a run to read weights from: that of `step`, else the newest complete one.
+
+    Raises ValueError where there is none.
+    """
+    root = run_folder / "checkpoints"
+    found = newest(root) if step is None else root / folder_name(step)
+    if found is None or not (found / MANIFEST).is_file():
+        have = ", ".join(p.name for p in complete(root)) or "none"
+        wanted = "a complete checkpoint" if step is None else folder_name(step)
+        raise ValueError(f"{root} does not hold {wanted}. Complete ones there: {have}.")
+    return found
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The whole weights of a complete checkpoint, on the CPU, after checking size and hash.
+
+    Raises ValueError naming the file where it is damaged.
+    """
+    manifest = read_manifest(folder)
+    error = damage(folder, manifest, [WEIGHTS])
+    if error:
+        raise ValueError(error)
+    return safetensors.torch.load_file(folder / WEIGHTS)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a complete checkpoint; raises ValueError naming what is wrong with it."""
+    path = folder / MANIFEST
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        manifest = Manifest(**raw)
+        well_formed = all(
+            set(entry) == {"size_bytes", "xxh3"} and Path(name).name == name
+            for name, entry in manifest.files.items()
+        )
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a checkpoint manifest: {error}.") from error
+    if manifest.format != FORMAT:
+        raise ValueError(
+            f"{path} has checkpoint format {manifest.format}; this version reads {FORMAT}. "
+            "Use the version that wrote it."
+        )
+    if not well_formed or WEIGHTS not in manifest.files:
+        raise ValueError(
+            f"{path} lists files that no checkpoint has; it was not written by this program."
+        )
+    return manifest
+
+
+def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None:
+    """What is wrong with the files `names` of a checkpoint, as one sentence; None where nothing
+    is."""
+    for name in names:
+        path, expected = folder / name, manifest.files.get(name)
+        if expected is None or not path.is_file():
+            return f"{path} is missing. Resume from another checkpoint: --resume PATH."
+        size_bytes = path.stat().st_size
+        if size_bytes != expected["size_bytes"]:
+            return (
+                f"{path} holds {size_bytes} bytes instead of {expected['size_bytes']}. "
+                "Resume from another checkpoint: --resume PATH."
+            )
+        if measure(path)["xxh3"] != expected["xxh3"]:
+            return f"{path} is not what was saved. Resume from another checkpoint: --resume PATH."
+    return None
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Size and xxh3 of a file whose bytes are on the disk when this returns."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return {"size_bytes": path.stat().st_size, "xxh3": digest.hexdigest()}
+
+
+def complete(root: Path) -> list[Path]:
+    found = root.iterdir() if root.is_dir() else ()
+    return sorted(p for p in found if _NAME.fullmatch(p.name) and (p / MANIFEST).is_file())
+
+
+def newest(root: Path) -> Path | None:
+    """The newest complete checkpoint; `latest` is only a hint for people and other tools."""
+    return (complete(root) or [None])[-1]

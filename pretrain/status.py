@@ -1,0 +1,102 @@
+"""status.json of a run folder: what the run is doing, for people, schedulers and `python -m
+pretrain status`.
+
+    {"state": "running", "step": 120, "steps": 5000, "loss_nats": 3.41, "tokens_per_second":
+    41200.0, ...}
+
+States: running, done, stopped (saved on request, to be started again), failed (the reason is in
+it). Written by rank 0 through a rename, so a reader never sees half of it. A run that says running
+while its file is older than a few steps was killed: `status` compares the ages.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+STATUS_FILE = "status.json"
+STALE_AFTER_S = 120.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands."""
+
+    state: str
+    step: int
+    steps: int
+    loss_nats: float | None = None
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    checkpoint_step: int | None = None
+    reason: str | None = None
+    written_at: float = 0.0  # seconds since the epoch
+
+
+def write(run_folder: Path, status: Status) -> None:
+    """Replace the status of a run."""
+    partial = run_folder / f"{STATUS_FILE}.partial"
+    said = asdict(status) | {"written_at": time.time()}
+    partial.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, run_folder / STATUS_FILE)
+
+
+def read(run_folder: Path) -> Status:
+    """The status of a run. Raises ValueError naming the file where there is none or it is no
+    status."""
+    path = run_folder / STATUS_FILE
+    try:
+        return Status(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} is missing: {run_folder} is no run folder, or its training never started."
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a run's status: {error}.") from error
+
+
+def describe(run_folder: Path, status: Status, now: float) -> str:
+    """The status in a few lines: what the run does and when it will end."""
+    age_s = now - status.written_at
+    state = status.state
+    slow_s = max(STALE_AFTER_S, 10 * (status.step_seconds or 0.0))
+    if state == "running" and age_s > slow_s:
+        state = f"silent for {_duration(age_s)}: killed, or in a long evaluation or save"
+    lines = [f"{run_folder}: {state}" + (f" ({status.reason})" if status.reason else "")]
+    share = 100 * status.step / status.steps
+    lines.append(f"  step        {status.step} of {status.steps} ({share:.0f} %)")
+    if status.loss_nats is not None:
+        lines.append(f"  loss        {status.loss_nats:.4f} nats a target")
+    if status.tokens_per_second is not None:
+        lines.append(f"  speed       {status.tokens_per_second / 1000:.1f}k tokens/s")
+    saved = "none yet" if status.checkpoint_step is None else f"step {status.checkpoint_step}"
+    lines.append(f"  checkpoint  {saved}")
+    lines.append(f"  written     {_duration(age_s)} ago")
+    if status.state == "running" and status.step_seconds:
+        left_s = (status.steps - status.step) * status.step_seconds
+        lines.append(f"  ends in     about {_duration(left_s)}, at the speed of the last step")
+    elif status.state == "stopped":
+        lines.append("  go on with  the same command and --resume auto")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> str:
+    """`python -m pretrain status RUN...`: the text to print."""
+    if not argv or argv[0] in ("-h", "--help"):
+        raise ValueError(
+            "usage: python -m pretrain status RUN...   (RUN: a run folder, as runs/demo)"
+        )
+    folders = [Path(name) for name in argv]
+    return "\n".join(describe(folder, read(folder), time.time()) for folder in folders)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

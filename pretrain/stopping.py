@@ -1,0 +1,79 @@
+"""How a run is asked to save and stop: signals, a file, a lost parent. All ranks agree at the end
+of a step.
+
+    Ctrl-C (SIGINT), SIGTERM or SIGUSR1 on any one rank    save, stop, exit code 85
+    a file STOP in the run folder                          the same; it is removed
+    the launcher that started a rank is gone               the same
+    a second Ctrl-C, at least a second after the first     stop at once, nothing is saved
+
+SIGTERM and SIGUSR1 after a first signal change nothing: the deepspeed launcher turns one Ctrl-C
+into SIGINT and SIGTERM, and a terminal sends SIGINT to every process of its group.
+"""
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from pretrain.world import World
+
+logger = logging.getLogger(__name__)
+
+EXIT_CODE = 85  # "saved, start me again": positive, so that launchers pass it on
+STOP_FILE = "STOP"
+SECOND_SIGINT_AFTER_S = 1.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+_REASONS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "the file STOP", "the launcher is gone")
+
+
+class StopRequests:
+    """What this rank has been asked; `agreed` makes it a decision of all ranks."""
+
+    def __init__(self, run_folder: Path, world: World) -> None:
+        self._stop_file = run_folder / STOP_FILE
+        self._world = world
+        self._parent = os.getppid()
+        self._signal: int | None = None
+        self._first_at_s = 0.0
+        self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+
+    def restore(self) -> None:
+        """Put back the handlers that were in place before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def agreed(self) -> str | None:
+        """Why all ranks stop after this step, or None to go on. A collective, the same on every
+        rank."""
+        mine = _REASONS.index(self._reason())
+        votes = torch.zeros(len(_REASONS), dtype=torch.float64)
+        votes[mine] = 1
+        counted = self._world.sum(votes)[1:].tolist()
+        reasons = [reason for reason, votes in zip(_REASONS[1:], counted, strict=True) if votes]
+        if reasons and self._world.leads:
+            self._stop_file.unlink(missing_ok=True)
+        return reasons[0] if reasons else None
+
+    def _reason(self) -> str:
+        if self._signal is not None:
+            return signal.Signals(self._signal).name
+        if self._world.leads and self._stop_file.exists():
+            return "the file STOP"
+        if os.getppid() != self._parent:
+            return "the launcher is gone"
+        return ""
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self._signal is None:
+            self._signal, self._first_at_s = number, now_s
+            name = signal.Signals(number).name
+            os.write(2, f"{name}: saving after this step; Ctrl-C again stops at once\n".encode())
+        elif number == signal.SIGINT and now_s - self._first_at_s >= SECOND_SIGINT_AFTER_S:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,48 @@
+"""pretrain/status.py: what a person is told about a run."""
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.status import Status, describe, read, write
+
+RUNNING = Status(
+    state="running",
+    step=120,
+    steps=1320,
+    loss_nats=3.25,
+    tokens_per_second=41234.0,
+    step_seconds=3.0,
+    checkpoint_step=100,
+    written_at=1000.0,
+)
+
+
+def test_a_running_run_says_when_it_ends() -> None:
+    assert describe(Path("runs/a"), RUNNING, now=1007.0).splitlines() == [
+        "runs/a: running",
+        "  step        120 of 1320 (9 %)",
+        "  loss        3.2500 nats a target",
+        "  speed       41.2k tokens/s",
+        "  checkpoint  step 100",
+        "  written     7 s ago",
+        "  ends in     about 1 h 0 min, at the speed of the last step",
+    ]
+
+
+def test_a_run_that_fell_silent_is_not_called_running() -> None:
+    first = describe(Path("runs/a"), RUNNING, now=1000.0 + 3 * 3600).splitlines()[0]
+    assert first == "runs/a: silent for 3 h 0 min: killed, or in a long evaluation or save"
+
+
+def test_a_status_survives_its_file(tmp_path: Path) -> None:
+    write(tmp_path, RUNNING)
+    assert vars(read(tmp_path)) | {"written_at": 1000.0} == vars(RUNNING)
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "is missing"), ("{", "is not a run's status")])
+def test_a_folder_without_status_is_named(text: str | None, said: str, tmp_path: Path) -> None:
+    if text:
+        (tmp_path / "status.json").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path)

@@ -1,0 +1,79 @@
+"""pretrain/stopping.py: the first signal is remembered, the second Ctrl-C acts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.stopping import STOP_FILE, StopRequests
+from pretrain.world import World
+
+ALONE = World(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StopRequests]:
+    monkeypatch.setattr(World, "sum", lambda _, values: values)
+    requests = StopRequests(tmp_path, ALONE)
+    yield requests
+    requests.restore()
+
+
+def test_without_a_request_the_run_goes_on(stops: StopRequests) -> None:
+    assert stops.agreed() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_the_reason(stops: StopRequests, number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    assert stops.agreed() == number.name
+
+
+def test_what_follows_the_first_signal_changes_nothing(stops: StopRequests) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    assert stops.agreed() == "SIGINT"
+
+
+def test_a_stop_file_is_taken_away_when_it_is_obeyed(stops: StopRequests, tmp_path: Path) -> None:
+    (tmp_path / STOP_FILE).touch()
+    assert stops.agreed() == "the file STOP"
+    assert not (tmp_path / STOP_FILE).exists()
+
+
+def test_one_rank_of_many_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other_ranks = torch.tensor([3.0, 0, 1, 0, 0, 0])  # three have no reason, one got SIGTERM
+    monkeypatch.setattr(World, "sum", lambda _, values: values + other_ranks)
+    requests = StopRequests(tmp_path, World(1, 5, 1, torch.device("cpu")))
+    assert requests.agreed() == "SIGTERM"
+    requests.restore()
+
+
+_PROGRAM = """
+import signal, sys, time, torch
+from pathlib import Path
+from pretrain.stopping import StopRequests
+from pretrain.world import World
+StopRequests(Path(sys.argv[1]), World(0, 1, 0, torch.device("cpu")))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_ctrl_c_a_moment_later_stops_at_once(tmp_path: Path, repository: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, cwd=repository
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        program.send_signal(signal.SIGINT)
+        time.sleep(1.2)  # a Ctrl-C within a second of the first is the same one, seen twice
+        assert program.poll() is None
+        program.send_signal(signal.SIGINT)
+        assert program.wait(timeout=20) == -signal.SIGINT
