@@ -1,11 +1,29 @@
 """What a tokenizer library must offer to stand behind tokenizer.py."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Offsets = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]  # ids, starts, ends
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """The ids of N texts end to end: text i owns ids[offsets_N1[i] : offsets_N1[i + 1]].
+
+    starts, ends: the characters at which each token starts and ends, rising, counted in the texts
+    laid end to end as well.
+    """
+
+    ids: NDArray[np.int32]
+    offsets_N1: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def cumulative(counts: list[int]) -> NDArray[np.int64]:
+    """[2, 3] -> [0, 2, 5]: where each of N things laid end to end starts, and their total."""
+    return np.cumsum([0, *counts], dtype=np.int64)
 
 
 class Backend(Protocol):
@@ -36,8 +54,8 @@ class Backend(Protocol):
         """The ids of each text."""
         ...
 
-    def encode_with_offsets(self, texts: list[str]) -> list[Offsets]:
-        """The ids of each text, and the characters at which each token starts and ends."""
+    def encode_with_offsets(self, texts: list[str]) -> EncodedTexts:
+        """The ids of all texts, and the characters at which each token starts and ends."""
         ...
 
     def encode_continuation(self, text: str) -> NDArray[np.int32]:

@@ -144,11 +144,11 @@ def only(kind: str, config: BlankConfig) -> BlankConfig:
 
 def split_of_text(text: str, tokenizer: Tokenizer) -> MemorySplit:
     """One document in memory, tokenized and cut into sentences as `prepare` does it."""
-    ids, starts, ends = tokenizer.encode_with_offsets([text])[0]
-    if not len(ids):
+    encoded = tokenizer.encode_with_offsets([text])
+    if not len(encoded.ids):
         raise ValueError("the text holds no token. Give one with words in it.")
-    sentence_ends = ends_in_tokens(text, starts, ends)
-    return MemorySplit.from_documents([ids], sentence_ends=[sentence_ends])
+    sentence_ends, _ = ends_in_tokens([text], encoded)
+    return MemorySplit.from_documents([encoded.ids], sentence_ends=[sentence_ends])
 
 
 def _split_of(shards: Shards, name: str) -> Split:

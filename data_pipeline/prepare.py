@@ -32,6 +32,7 @@ from data_pipeline.output_folder import OutputFolder
 from data_pipeline.sentences import ends_in_tokens
 from data_pipeline.shard_writer import ShardWriter
 from data_pipeline.sources import Source, find_sources, total_bytes
+from data_pipeline.stored import StoredDocuments
 from data_pipeline.text_lines import CountedStream, text_encoding
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.watch import Watch, unwatched
@@ -72,16 +73,6 @@ class PrepareSettings:
         }
 
 
-@dataclass(frozen=True)
-class EncodedDocument:
-    """One document ready for its shard."""
-
-    text_hash: int  # 64 bits
-    tokens: NDArray[np.int32]
-    prompt_length: int
-    sentence_ends: NDArray[np.int64]
-
-
 class AlreadyPrepared(Exception):
     """The output is finished and was made by the same request from the same files."""
 
@@ -111,28 +102,31 @@ def prepare(settings: PrepareSettings, watch: Watch = unwatched) -> Manifest:
 
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, tally: Tally
-) -> Iterator[EncodedDocument]:
+) -> Iterator[StoredDocuments]:
     """Documents with their ids and sentence ends, in order; those without a token are counted."""
     for batch in _batches(documents):
-        encoded = tokenizer.encode_with_offsets([d.text for d in batch])
-        prompts = (
-            tokenizer.encode([d.prompt for d in batch]) if any(d.prompt for d in batch) else None
+        texts = [d.text for d in batch]
+        encoded = tokenizer.encode_with_offsets(texts)
+        ends, num_ends_N = ends_in_tokens(texts, encoded)
+        hashes = [xxhash.xxh3_64_intdigest(t.encode("utf-8")) for t in texts]
+        stored = StoredDocuments(
+            tokens=encoded.ids,
+            lengths_N=np.diff(encoded.offsets_N1),
+            prompt_lengths_N=np.zeros(len(batch), np.int64),
+            sentence_ends=ends,
+            num_ends_N=num_ends_N,
+            text_hash_N=np.array(hashes, np.uint64),
         )
-        for n, (document, (ids, starts, ends)) in enumerate(zip(batch, encoded, strict=True)):
-            if not len(ids):
-                tally.skipped["no_tokens"] += 1
-                continue
-            prompt = prompts[n] if prompts else ids[:0]
-            sentence_ends = len(prompt) + ends_in_tokens(document.text, starts, ends)
-            if len(prompt):
-                sentence_ends = np.append(len(prompt), sentence_ends)
-            text_hash = xxhash.xxh3_64_intdigest(document.text.encode("utf-8"))
-            yield EncodedDocument(text_hash, np.append(prompt, ids), len(prompt), sentence_ends)
+        if any(d.prompt for d in batch):
+            stored = stored.with_prompts(tokenizer.encode([d.prompt for d in batch]))
+        has_text_N = np.diff(encoded.offsets_N1) > 0
+        tally.skipped["no_tokens"] += int((~has_text_N).sum())
+        yield stored.take(has_text_N)
 
 
-def is_validation(text_hash: int, share: float) -> bool:
+def is_validation(text_hash_N: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
     """True for a `share` of all hashes, always the same ones and growing with the share."""
-    return text_hash < share * 2.0**64
+    return text_hash_N < np.uint64(share * 2.0**64)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -162,10 +156,11 @@ def _write(
     for source in sources:
         documents = 0
         read = read_source(source, settings.read, tally, on_bytes)
-        for document in encode_documents(read, tokenizer, tally):
-            name = SPLITS[is_validation(document.text_hash, settings.validation)]
-            writers[name].add(document.tokens, document.prompt_length, document.sentence_ends)
-            documents += 1
+        for stored in encode_documents(read, tokenizer, tally):
+            held_out_N = is_validation(stored.text_hash_N, settings.validation)
+            writers["train"].add(stored.take(~held_out_N))
+            writers["validation"].add(stored.take(held_out_N))
+            documents += len(stored)
         entries.append(
             SourceEntry(
                 path=source.name, documents=documents, size_bytes=tally.size_bytes, xxh3=tally.xxh3

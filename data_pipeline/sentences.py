@@ -11,6 +11,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.backend import EncodedTexts, cumulative
+
 # Quotes and brackets that close what the sentence opened: ASCII, curly, guillemets, full-width.
 _CLOSERS = "\"'\\)\\]\\}\u201d\u2019\u00bb\u300d\u300f\uff09\u3011\u300b"
 _WIDE_MARKS = "\u2026\u3002\uff1f\uff01\uff1b\uff1a"
@@ -37,19 +39,23 @@ def sentence_ends(text: str) -> list[tuple[int, int]]:
 
 
 def ends_in_tokens(
-    text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Token counts after which a sentence ends, ascending, without repeats, in 1..len(starts).
+    texts: list[str], encoded: EncodedTexts
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Token counts after which sentences end, from each text's first token, and how many each has.
 
-    starts, ends: the characters at which each token starts and ends, rising. A token that reaches
-    over a mark belongs to the sentence before it, one that reaches over a newline to the sentence
-    behind. The rest of a text without a mark is a sentence too: the last entry is the number of
-    tokens.
+    The counts rise inside each text, in 1..its number of tokens. A token that reaches over a mark
+    belongs to the sentence before it, one that reaches over a newline to the sentence behind. The
+    rest of a text without a mark is a sentence too: the last count is the number of tokens.
     """
-    if not len(starts):
-        return np.zeros(0, np.int64)
-    bounds = np.array(sentence_ends(text), np.int64).reshape(-1, 2)
-    before_mark = np.searchsorted(starts, bounds[:, 0], side="left")
-    before_newline = np.searchsorted(ends, bounds[:, 1], side="right")
-    counts = np.unique(np.append(np.maximum(before_mark, before_newline), len(starts)))
-    return counts[counts > 0]
+    first_character = cumulative([len(t) for t in texts])
+    offsets_N1 = encoded.offsets_N1
+    found = [(n, *end) for n, text in enumerate(texts) for end in sentence_ends(text)]
+    owner, mark, newline = np.array(found, np.int64).reshape(-1, 3).T
+    before_mark = np.searchsorted(encoded.starts, mark + first_character[owner], side="left")
+    before_newline = np.searchsorted(encoded.ends, newline + first_character[owner], side="right")
+    # A token without width may stand first in the next text, at the same place as this end.
+    reached = np.minimum(np.maximum(before_mark, before_newline), offsets_N1[owner + 1])
+    inside = reached[reached > offsets_N1[owner]]
+    ends = np.unique(np.append(inside, offsets_N1[1:][np.diff(offsets_N1) > 0]))
+    owner = np.searchsorted(offsets_N1, ends - 1, side="right") - 1
+    return ends - offsets_N1[owner], np.bincount(owner, minlength=len(texts))

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
-from data_pipeline.backend import Backend, Offsets
+from data_pipeline.backend import Backend, EncodedTexts
 from data_pipeline.special import KNOWN_PIECES, SPECIAL_TEXT, SPECIALS, SpecialIds, place_specials
 
 __all__ = ["SPECIALS", "SPECIAL_TEXT", "SETTINGS_FILE", "SpecialIds", "Tokenizer", "open_tokenizer"]
@@ -51,10 +51,11 @@ class Tokenizer:
         """The ids of each text; never a control id, whatever the text says."""
         return [self._checked(ids) for ids in self._backend.encode(texts)]
 
-    def encode_with_offsets(self, texts: list[str]) -> list[Offsets]:
-        """The ids of each text, and the characters at which each token starts and ends."""
+    def encode_with_offsets(self, texts: list[str]) -> EncodedTexts:
+        """The ids of all texts, and the characters at which each token starts and ends."""
         encoded = self._backend.encode_with_offsets(texts)
-        return [(self._checked(ids), starts, ends) for ids, starts, ends in encoded]
+        self._checked(encoded.ids)
+        return encoded
 
     def encode_continuation(self, text: str) -> NDArray[np.int32]:
         """The ids of a segment in the middle of a text: no leading space is invented."""

@@ -6,12 +6,13 @@ a vocabulary whose ordinary words still give such an id is refused by tokenizer.
 
 import json
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
-from data_pipeline.backend import Offsets
+from data_pipeline.backend import EncodedTexts, cumulative
 
 
 class TokenizersBackend:
@@ -67,13 +68,15 @@ class TokenizersBackend:
         batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int32) for e in batch]
 
-    def encode_with_offsets(self, texts: list[str]) -> list[Offsets]:
-        """The ids of each text, and the characters at which each token starts and ends."""
-        result = []
-        for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False):
-            spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-            result.append((np.array(encoding.ids, np.int32), spans[:, 0], spans[:, 1]))
-        return result
+    def encode_with_offsets(self, texts: list[str]) -> EncodedTexts:
+        """The ids of all texts, and the characters at which each token starts and ends."""
+        batch = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        offsets_N1 = cumulative([len(e.ids) for e in batch])
+        ids = np.fromiter(chain.from_iterable(e.ids for e in batch), np.int32, offsets_N1[-1])
+        spans = np.array(list(chain.from_iterable(e.offsets for e in batch)), np.int64)
+        first = np.repeat(cumulative([len(t) for t in texts])[:-1], np.diff(offsets_N1))
+        starts, ends = spans.reshape(-1, 2).T
+        return EncodedTexts(ids, offsets_N1, starts + first, ends + first)
 
     def encode_continuation(self, text: str) -> NDArray[np.int32]:
         """The ids of a segment in the middle of a text: no leading space is invented."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline.backend import EncodedTexts
 from data_pipeline.sentences import ends_in_tokens, sentence_ends
 from data_pipeline.tokenizer import open_tokenizer
 
@@ -49,31 +50,45 @@ def test_sentences_end_as_a_reader_sees(text, sentences):
 def test_a_newline_ends_a_sentence_with_byte_level_bpe(byte_bpe_folder):
     # The token of a newline reads "\u010a" there, so its string would say nothing.
     text = "A title\nthe river rose. Pi is 3.14 。the bank"
-    _, starts, ends = open_tokenizer(byte_bpe_folder).encode_with_offsets([text])[0]
-    counts = ends_in_tokens(text, starts, ends)
-    assert [text[ends[c - 1] - 1] for c in counts] == ["\n", ".", "。", "k"]
+    encoded = open_tokenizer(byte_bpe_folder).encode_with_offsets([text])
+    counts, _ = ends_in_tokens([text], encoded)
+    assert [text[encoded.ends[c - 1] - 1] for c in counts] == ["\n", ".", "。", "k"]
 
 
 def test_a_newline_that_is_no_token_ends_a_sentence(wordpiece_folder):
     text = "the river\nrose in night"
-    _, starts, ends = open_tokenizer(wordpiece_folder).encode_with_offsets([text])[0]
-    assert ends_in_tokens(text, starts, ends).tolist() == [2, 5]
+    encoded = open_tokenizer(wordpiece_folder).encode_with_offsets([text])
+    assert ends_in_tokens([text], encoded)[0].tolist() == [2, 5]
 
 
 def test_a_token_over_a_mark_belongs_before_it_and_one_over_a_newline_behind():
     #        tokens: "a.b"      " "       "\nc"
     text, starts, ends = 'x." \nc', np.array([0, 1, 4]), np.array([1, 4, 6])
-    assert ends_in_tokens(text, starts, ends).tolist() == [2, 3]
+    assert ends_in_tokens([text], one_text(starts, ends))[0].tolist() == [2, 3]
+
+
+def one_text(starts, ends) -> EncodedTexts:
+    return EncodedTexts(np.zeros(len(starts), np.int32), np.array([0, len(starts)]), starts, ends)
 
 
 def test_no_tokens_have_no_sentences():
-    assert ends_in_tokens("...", np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
+    none = np.zeros(0, np.int64)
+    assert ends_in_tokens(["..."], one_text(none, none))[0].tolist() == []
+
+
+def test_texts_together_have_the_sentences_of_each_alone(model_file):
+    texts = ["the river.", "", "rose.\n\n", "in night", "a. b!\n", "\nthe old one"]
+    tokenizer = open_tokenizer(model_file)
+    together, counts = ends_in_tokens(texts, tokenizer.encode_with_offsets(texts))
+    alone = [ends_in_tokens([t], tokenizer.encode_with_offsets([t]))[0].tolist() for t in texts]
+    assert [p.tolist() for p in np.split(together, np.cumsum(counts)[:-1])] == alone
+    assert counts.tolist() == [1, 0, 1, 1, 2, 1]
 
 
 @given(st.text(alphabet='ab .?!:\n"。…)', max_size=60))
 def test_every_character_is_a_token_and_ends_rise_to_the_last(text):
     starts = np.arange(len(text))
-    counts = ends_in_tokens(text, starts, starts + 1)
+    counts, _ = ends_in_tokens([text], one_text(starts, starts + 1))
     if not text:
         assert not len(counts)
         return

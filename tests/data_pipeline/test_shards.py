@@ -12,13 +12,26 @@ from data_pipeline import shards as shards_module
 from data_pipeline.manifest import SplitEntry, split_fingerprint
 from data_pipeline.shard_writer import ShardWriter
 from data_pipeline.shards import Split, index_layout, index_size_bytes
+from data_pipeline.stored import StoredDocuments
+
+
+def stored(documents) -> StoredDocuments:
+    tokens, prompts, ends = zip(*documents)
+    return StoredDocuments(
+        tokens=np.array([t for d in tokens for t in d], np.int32),
+        lengths_N=np.array([len(d) for d in tokens]),
+        prompt_lengths_N=np.array(prompts),
+        sentence_ends=np.array([e for d in ends for e in d]),
+        num_ends_N=np.array([len(d) for d in ends]),
+        text_hash_N=np.zeros(len(documents), np.uint64),
+    )
 
 
 def write(folder, documents, dtype="uint16", shard_tokens=10) -> Split:
-    """documents: (tokens, prompt length, sentence ends) each."""
+    """documents: (tokens, prompt length, sentence ends) each; given to the writer by threes."""
     writer = ShardWriter(folder, "train", dtype, shard_tokens)
-    for tokens, prompt, ends in documents:
-        writer.add(np.array(tokens, np.int32), prompt, np.array(ends, np.int64))
+    for at in range(0, len(documents), 3):
+        writer.add(stored(documents[at : at + 3]))
     shards = writer.close()
     entry = SplitEntry(
         documents=sum(s.documents for s in shards),

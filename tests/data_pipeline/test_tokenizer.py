@@ -18,6 +18,12 @@ KINDS = ["model_file", "byte_bpe_folder", "wordpiece_folder"]
 FORGERIES = " ".join(name for names in KNOWN_PIECES.values() for name in names)
 
 
+def offsets(tokenizer: Tokenizer, text: str):
+    """The ids of one text, and the characters at which each token starts and ends."""
+    encoded = tokenizer.encode_with_offsets([text])
+    return encoded.ids, encoded.starts, encoded.ends
+
+
 @pytest.fixture(params=KINDS)
 def tokenizer(request) -> Tokenizer:
     return open_tokenizer(request.getfixturevalue(request.param))
@@ -39,11 +45,24 @@ def test_specials_are_decoded_by_name_and_lie_inside_the_vocabulary(tokenizer):
 
 def test_offsets_cover_the_text_they_stand_for(tokenizer):
     text = "the river, the bank. a gap?"
-    ids, starts, ends = tokenizer.encode_with_offsets([text])[0]
+    ids, starts, ends = offsets(tokenizer, text)
     assert np.array_equal(ids, tokenizer.encode([text])[0])
     assert (np.diff(starts) >= 0).all() and (np.diff(ends) >= 0).all() and ends[-1] == len(text)
     covered = "".join(text[a:b] for a, b in zip(starts, ends))
     assert covered.replace(" ", "") == text.replace(" ", "")
+
+
+def test_texts_together_are_encoded_as_each_alone(tokenizer):
+    texts = ["", "the river \u00e9.", "", "a\u2581b", "rose\nin", "\u00e9\u00e9 a"]
+    together = tokenizer.encode_with_offsets(texts)
+    first = 0
+    for n, text in enumerate(texts):
+        own = slice(together.offsets_N1[n], together.offsets_N1[n + 1])
+        ids, starts, ends = offsets(tokenizer, text)
+        assert np.array_equal(together.ids[own], ids)
+        assert np.array_equal(together.starts[own] - first, starts)
+        assert np.array_equal(together.ends[own] - first, ends)
+        first += len(text)
 
 
 def test_a_continuation_invents_no_space(tokenizer):
@@ -109,14 +128,14 @@ def test_a_cased_vocabulary_without_settings_is_not_lowered(wordpiece_folder, tm
 
 @given(st.text(alphabet="ab \n\t.é。\u2028\U0001f600[<", max_size=40))
 def test_our_own_models_lose_nothing(shared_model, text):
-    ids, starts, ends = shared_model.encode_with_offsets([text])[0]
+    ids, starts, ends = offsets(shared_model, text)
     assert shared_model.decode(ids) == text
     assert (starts <= ends).all() and (not text or ends[-1] == len(text))
 
 
 @given(st.text(alphabet="ab .\n", max_size=40))
 def test_offsets_from_lengths_are_those_of_the_library(shared_model, library, text):
-    _, starts, ends = shared_model.encode_with_offsets([text])[0]
+    _, starts, ends = offsets(shared_model, text)
     expected = library.encode(text, return_type="offset_mapping")["offsets"]
     assert list(zip(starts.tolist(), ends.tolist())) == [tuple(o) for o in expected]
 
@@ -132,7 +151,7 @@ def library(model_file) -> SentencePieceProcessor:
 
 
 def test_the_space_sign_of_the_library_is_the_only_loss(shared_model):
-    ids, starts, ends = shared_model.encode_with_offsets(["a\u2581b \u00e9"])[0]
+    ids, starts, ends = offsets(shared_model, "a\u2581b \u00e9")
     assert shared_model.decode(ids) == "a b \u00e9"
     assert starts[0] == 0 and ends[-1] == 5
 
@@ -172,7 +191,7 @@ def test_a_model_that_trims_spaces_keeps_the_one_in_front_of_a_continuation(mode
 def test_offsets_of_a_normalising_model_count_characters(model_file, tmp_path):
     tokenizer = open_tokenizer(_foreign_model(model_file, tmp_path / "foreign.model"))
     text = "\u00e9\u00e9  the  bank."
-    ids, starts, ends = tokenizer.encode_with_offsets([text])[0]
+    ids, starts, ends = offsets(tokenizer, text)
     last = text[starts[-1] : ends[-1]]
     assert last == "." and ends[-1] == len(text) and len(ids) == len(starts)
 

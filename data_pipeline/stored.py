@@ -1,0 +1,68 @@
+"""Documents as they are stored: what prepare hands to the shard writer, many at once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class StoredDocuments:
+    """N documents end to end: document i owns lengths_N[i] tokens and num_ends_N[i] sentence ends.
+
+    A document is its prompt, then its text. Sentence ends are token counts from its first token.
+    """
+
+    tokens: NDArray[np.int32]
+    lengths_N: NDArray[np.int64]
+    prompt_lengths_N: NDArray[np.int64]
+    sentence_ends: NDArray[np.int64]
+    num_ends_N: NDArray[np.int64]
+    text_hash_N: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.lengths_N)
+
+    def take(self, chosen_N: NDArray[np.bool_]) -> "StoredDocuments":
+        """The documents where `chosen_N` is True."""
+        if chosen_N.all():
+            return self
+        return StoredDocuments(
+            tokens=self.tokens[np.repeat(chosen_N, self.lengths_N)],
+            lengths_N=self.lengths_N[chosen_N],
+            prompt_lengths_N=self.prompt_lengths_N[chosen_N],
+            sentence_ends=self.sentence_ends[np.repeat(chosen_N, self.num_ends_N)],
+            num_ends_N=self.num_ends_N[chosen_N],
+            text_hash_N=self.text_hash_N[chosen_N],
+        )
+
+    def part(self, start: int, stop: int) -> "StoredDocuments":
+        """Documents start..stop - 1."""
+        tokens = slice(*(int(self.lengths_N[:n].sum()) for n in (start, stop)))
+        ends = slice(*(int(self.num_ends_N[:n].sum()) for n in (start, stop)))
+        return StoredDocuments(
+            tokens=self.tokens[tokens],
+            lengths_N=self.lengths_N[start:stop],
+            prompt_lengths_N=self.prompt_lengths_N[start:stop],
+            sentence_ends=self.sentence_ends[ends],
+            num_ends_N=self.num_ends_N[start:stop],
+            text_hash_N=self.text_hash_N[start:stop],
+        )
+
+    def with_prompts(self, prompts: list[NDArray[np.int32]]) -> "StoredDocuments":
+        """The same documents, so far without prompts, each behind its own, whose end is an end."""
+        added_N = np.array([len(p) for p in prompts], np.int64)
+        starts_N = np.cumsum(self.lengths_N) - self.lengths_N
+        first_end_N = np.cumsum(self.num_ends_N) - self.num_ends_N
+        with_prompt = np.flatnonzero(added_N)
+        ends = self.sentence_ends + np.repeat(added_N, self.num_ends_N)
+        return StoredDocuments(
+            tokens=np.insert(
+                self.tokens, np.repeat(starts_N, added_N), np.concatenate(prompts, dtype=np.int32)
+            ),
+            lengths_N=self.lengths_N + added_N,
+            prompt_lengths_N=added_N,
+            sentence_ends=np.insert(ends, first_end_N[with_prompt], added_N[with_prompt]),
+            num_ends_N=self.num_ends_N + (added_N > 0),
+            text_hash_N=self.text_hash_N,
+        )
