@@ -1,9 +1,8 @@
 """How fast a run is, and which share of the machine it uses.
 
 Model FLOP utilisation is FLOP of the model's matrix products, counted only where they are done
-(non-padding positions, visible pairs, logits at targets), divided by the peak of a plain matrix
-product on the same device in the same run. Backward counts twice the forward (Kaplan et al. 2020,
-section 2.1; PaLM, appendix B).
+(non-padding positions, visible pairs, logits at targets; pretrain/flop.py), divided by the peak of
+a plain matrix product on the same device in the same run.
 """
 
 import time
@@ -11,23 +10,9 @@ import time
 import psutil
 import torch
 
-from pretrain.models.shape import BackboneShape
+from pretrain.flop import training_flop
 from pretrain.setup import Setup
 from pretrain.update import Update
-
-
-def training_flop(
-    shape: BackboneShape, *, vocab_size: int, tokens: float, visible_pairs: float, targets: float
-) -> float:
-    """FLOP of forward and backward over `tokens` positions with `targets` rows of logits.
-
-    visible_pairs: pairs of query and visible key, summed over all rows.
-    """
-    width = shape.hidden_size
-    per_token = shape.num_layers * 12 * width * width
-    per_pair = shape.num_layers * 2 * width
-    forward = 2 * (tokens * per_token + visible_pairs * per_pair + targets * vocab_size * width)
-    return 3 * forward
 
 
 def matmul_peak_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:

@@ -30,11 +30,8 @@ from pretrain.models.shape import BackboneShape
 
 
 def num_positions(shape: BackboneShape, source_tokens: int) -> int:
-    """Rows of each position table for documents of up to `source_tokens` tokens.
-
-    With block positions one more, as in the published code: a block of n tokens counts 1 .. n + 1.
-    """
-    return source_tokens + 1 if shape.block_positions else source_tokens
+    """Rows of each position table; see BackboneShape.table_rows."""
+    return shape.table_rows(source_tokens)
 
 
 def check_positions(positions: Tensor, table_rows: int) -> None:

@@ -29,11 +29,16 @@ class BackboneShape:
     """LayerNorm epsilon."""
     block_positions: bool = True
     """Whether a second position table (inside the blank) is added: GLM's 2D positions."""
+    max_positions: int | None = None
+    """Longest text in tokens that the position tables reach; by default data.packing.source_tokens.
+    Larger where longer texts are trained later, as the published 1024 of a model of 512 tokens."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}.")
+        if self.max_positions is not None and self.max_positions < 1:
+            raise ValueError(f"model.max_positions must be at least 1, got {self.max_positions}.")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"model.num_heads must divide model.hidden_size {self.hidden_size}, "
@@ -42,3 +47,17 @@ class BackboneShape:
         for name in ("dropout_prob", "attention_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must lie in [0, 1), got {getattr(self, name)}.")
+
+    def table_rows(self, source_tokens: int) -> int:
+        """Rows of each position table for documents of up to `source_tokens` tokens.
+
+        With block positions one more, as in the published code: a block of n tokens counts
+        1 .. n + 1. Raises ValueError where max_positions is below source_tokens.
+        """
+        longest = source_tokens if self.max_positions is None else self.max_positions
+        if longest < source_tokens:
+            raise ValueError(
+                f"model.max_positions must be at least data.packing.source_tokens = "
+                f"{source_tokens}, got {longest}."
+            )
+        return longest + int(self.block_positions)
