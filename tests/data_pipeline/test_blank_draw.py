@@ -588,3 +588,11 @@ def test_kinds_are_drawn_by_their_share_of_the_sum():
     counts = np.bincount(blank_draw.draw_kinds(keys_N, shares), minlength=5)
     assert counts[TOKEN] + counts[DOCUMENT] == 4000
     assert abs(counts[TOKEN] - 2000) < 4 * math.sqrt(1000)
+
+
+def test_a_small_ratio_allows_a_generation_of_one_token():
+    settings = {"token_prob": 0, "document_prob": 1, "min_generation_ratio": 0.25}
+    plan = draw(pieces_of(np.full(200, 2)), **settings)  # n = 4: from floor(1) to 2
+    assert set(plan.length_S.tolist()) == {1, 2}
+    plan = draw(pieces_of(np.full(200, 1)), **settings)  # n = 3: floor(0.75) is raised to 1
+    assert set(plan.length_S.tolist()) == {1}
