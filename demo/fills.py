@@ -16,11 +16,11 @@ from data_pipeline.shards import Split
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from demo.ngram import Unigram
-from pretrain.blank_rows import WrittenText, blank_rows, transform_of, usable_ids
-from pretrain.blanked_text import parse
+from pretrain.filling.rows import WrittenText, blank_rows, transform_of, usable_ids
+from pretrain.filling.text import parse
+from pretrain.filling.unpacked import hidden_states, unpacked
 from pretrain.generate import fill
 from pretrain.models.backbone import Backbone
-from pretrain.unpacked import hidden_states, unpacked
 
 SENTENCE_TOKENS = range(14, 41)
 NUM_CANDIDATES = 3

@@ -23,10 +23,10 @@ from data_pipeline.shards import Shards, Split
 from data_pipeline.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig
 from demo.ngram import Bigram, Unigram, count_bigram, count_unigram, with_end
+from pretrain.filling.unpacked import hidden_states
 from pretrain.models.backbone import Backbone
 from pretrain.objectives.glm import GlmObjective
-from pretrain.objectives.loss import target_losses
-from pretrain.unpacked import hidden_states
+from pretrain.objectives.loss import Objective, target_losses
 
 MICRO_ROWS = 16
 
@@ -93,7 +93,7 @@ def token_level(blanks: BlankConfig) -> BlankConfig:
 
 
 def held_out_targets(
-    backbone: Backbone, objective: GlmObjective, batches: Iterable[Batch], special: SpecialIds
+    backbone: Backbone, objective: Objective, batches: Iterable[Batch], special: SpecialIds
 ) -> Targets:
     """Every target of `batches`, with the model's nats."""
     token, left, nats = [], [], []
