@@ -3,7 +3,7 @@
     run = load_run(Path("runs/demo"))
     fill(run.backbone, run.tokenizer, ["The [MASK] of war."], blanks=run.blanks)[0].filled
 
-What is written into the blanks, and how, is told in filling.py.
+What is written into the blanks, and how, is told in filling/fill.py.
 """
 
 import argparse
@@ -18,10 +18,10 @@ import torch
 
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig
-from pretrain.blanked_text import check_blanks
-from pretrain.filling import Filled, FilledBlank, fill
+from pretrain.filling.fill import Filled, FilledBlank, fill
+from pretrain.filling.sampling import FillSettings
+from pretrain.filling.text import check_blanks
 from pretrain.models.backbone import Backbone, num_positions
-from pretrain.sampling import FillSettings
 
 __all__ = ["Filled", "FilledBlank", "FillSettings", "TrainedRun", "fill", "load_run", "main"]
 

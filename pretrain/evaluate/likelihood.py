@@ -20,12 +20,12 @@ from data_pipeline.rows import KINDS
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
-from pretrain.blank_rows import WrittenText, blank_rows, transform_of, usable_ids
-from pretrain.blanked_text import BlankedText, parse
+from pretrain.filling.rows import WrittenText, blank_rows, transform_of, usable_ids
+from pretrain.filling.text import BlankedText, parse
+from pretrain.filling.unpacked import hidden_states, unpacked
 from pretrain.models.backbone import Backbone
 from pretrain.objectives.glm import GlmObjective, PackedBatch
 from pretrain.objectives.loss import target_losses
-from pretrain.unpacked import hidden_states, unpacked
 
 
 class Nats(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pretrain.filling import fill, next_scores
+from pretrain.filling.fill import fill, next_scores
 from pretrain.models.backbone import Backbone
 from pretrain.setup import Setup
 

@@ -1,6 +1,6 @@
 """Runs several trainings in one process group: a rank of tests/pretrain/test_ranks.py, not a test.
 
-python train_cases.py CASES.json     with the environment of a rank; CASES is a list of argument lists
+`python train_cases.py CASES.json`, in the environment of a rank; CASES: a list of argument lists.
 """
 
 import json

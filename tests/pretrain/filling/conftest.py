@@ -7,10 +7,10 @@ import torch
 from data_pipeline.rows import Rows
 from data_pipeline.special import SPECIAL_TEXT, SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform, plan_from_spans
-from pretrain.blank_rows import WrittenText, blank_rows, transform_of
+from pretrain.filling.rows import WrittenText, blank_rows, transform_of
+from pretrain.filling.unpacked import hidden_states, unpacked
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
-from pretrain.unpacked import hidden_states, unpacked
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -4,7 +4,7 @@ import pytest
 import sentencepiece
 
 from data_pipeline.tokenizer import open_tokenizer
-from pretrain.blanked_text import parse
+from pretrain.filling.text import parse
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.sampling import FillSettings, choose_tokens, kept_probs
+from pretrain.filling.sampling import FillSettings, choose_tokens, kept_probs
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
 EVERYTHING = torch.ones(1, 4, dtype=torch.bool)

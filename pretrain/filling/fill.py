@@ -21,11 +21,11 @@ from torch import Tensor
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
-from pretrain.blank_rows import WrittenText, blank_rows, source_tokens, transform_of, usable_ids
-from pretrain.blanked_text import BlankedText, parse
+from pretrain.filling.rows import WrittenText, blank_rows, source_tokens, transform_of, usable_ids
+from pretrain.filling.sampling import FillSettings, choose_tokens
+from pretrain.filling.text import BlankedText, parse
+from pretrain.filling.unpacked import tensors_of, unpacked
 from pretrain.models.backbone import Backbone, check_positions
-from pretrain.sampling import FillSettings, choose_tokens
-from pretrain.unpacked import tensors_of, unpacked
 
 Scores = Callable[[Mapping[str, Tensor]], Tensor]
 
