@@ -1,7 +1,6 @@
 """python -m data_pipeline prepare | train-tokenizer | inspect | verify | stats."""
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from data_pipeline.documents import ReadSettings
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code: 0, 1 for damage found, 2 for a user's mistake."""
-    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     arguments = parse(sys.argv[1:] if argv is None else argv)
     options = arguments[arguments.command]
     try:
