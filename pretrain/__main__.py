@@ -38,6 +38,12 @@ def _generate(argv: Sequence[str]) -> None:
     generate(argv)
 
 
+def _plan(argv: Sequence[str]) -> None:
+    from pretrain.plan import main as plan
+
+    plan(argv)
+
+
 def _data(argv: Sequence[str]) -> None:
     from data_pipeline.__main__ import main as data
 
@@ -52,6 +58,7 @@ def _status(argv: Sequence[str]) -> None:
 
 VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (_train, "train from a recipe under DeepSpeed"),
+    "plan": (_plan, "memory, disk, traffic and days of a run, before it is started"),
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
     "status": (_status, "say what a run is doing and when it will end"),
     "data": (_data, "prepare, inspect, verify and count shards (python -m data_pipeline)"),

@@ -1,0 +1,110 @@
+"""A plan told to a person, in lines of text."""
+
+from typing import TYPE_CHECKING
+
+from pretrain.planning.gpus import GIB
+
+if TYPE_CHECKING:
+    from pretrain.plan import Plan
+
+
+def in_words(plan: "Plan") -> str:
+    """The plan as a page for a terminal."""
+    return "\n".join(
+        [
+            f"{plan.name}: {number(plan.num_parameters)} parameters, a vocabulary of "
+            f"{plan.vocab_size:,} rows ({plan.vocabulary_origin})",
+            f"on {plan.num_gpus} x {plan.gpu.name}, {plan.precision}, ZeRO stage {plan.zero_stage}",
+            "",
+            *_step_lines(plan),
+            "",
+            *_memory_lines(plan),
+            "",
+            *_cost_lines(plan),
+        ]
+    )
+
+
+def number(value: float) -> str:
+    """3.2 M, 1.05 B, 524 thousand: three digits and a word."""
+    for size, word in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return (
+                f"{value / size:.3g} {word}"
+                if value / size < 999.5
+                else f"{value / size:.0f} {word}"
+            )
+    return f"{value:.0f}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in GiB, MiB below one."""
+    if num_bytes >= 1000 * GIB:
+        return f"{num_bytes / (1024 * GIB):.2f} TiB"
+    if num_bytes >= GIB:
+        return f"{num_bytes / GIB:.1f} GiB"
+    return f"{num_bytes / 1024**2:.1f} MiB"
+
+
+def _step_lines(plan: "Plan") -> list[str]:
+    padding = 1 - plan.tokens_per_step / plan.positions_per_step
+    lines = [
+        f"an update     {plan.global_rows} rows of {plan.row_tokens} = {plan.micro_rows} rows a "
+        f"micro-batch x {plan.num_gpus} GPUs x {plan.accumulation} accumulated",
+        f"              {number(plan.source_tokens_per_step)} source tokens become "
+        f"{number(plan.tokens_per_step)} row tokens, {padding:.1%} padding, "
+        f"{number(plan.targets_per_step)} targets",
+        f"              {plan.rows_origin}",
+        f"the run       {plan.steps:,} updates, {number(plan.steps * plan.source_tokens_per_step)} "
+        f"source tokens",
+    ]
+    if plan.epochs is not None:
+        lines[-1] += f", {plan.epochs:.3g} passes over the corpus"
+    return lines
+
+
+def _memory_lines(plan: "Plan") -> list[str]:
+    memory = plan.memory
+    parts = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "buffers": memory.buffers,
+        "reserved": memory.reserved,
+    }
+    lines = [f"memory of a GPU, at its peak in the {memory.peak_at}"]
+    lines += [f"  {name:12}{size(value):>12}" for name, value in parts.items()]
+    lines.append(f"  {'in all':12}{size(memory.total):>12}  of {size(plan.gpu.memory_bytes)}")
+    if memory.on_host:
+        lines.append(f"  on the host {size(memory.on_host):>12}  a GPU (offload)")
+    return [*lines, _verdict(plan)]
+
+
+def _verdict(plan: "Plan") -> str:
+    best = plan.largest_micro_rows
+    if plan.fits:
+        more = "" if best == plan.micro_rows else f"; batch.micro_rows {best} would fit too"
+        return f"  It fits{more}."
+    if best is not None:
+        return f"  It does NOT fit. --batch.micro_rows {best} does."
+    return (
+        "  It does NOT fit, not even with one row a micro-batch. Take more GPUs, a higher ZeRO "
+        "stage, or offload the optimizer in DeepSpeed's file."
+    )
+
+
+def _cost_lines(plan: "Plan") -> list[str]:
+    whole = sum(plan.checkpoint.values())
+    shards, weights = (size(plan.checkpoint[k]) for k in ("deepspeed_shards", "model_safetensors"))
+    seconds = plan.days * 86_400 / plan.steps
+    return [
+        f"a checkpoint  {size(whole)}: {shards} of DeepSpeed's shards, {weights} of "
+        f"model.safetensors; up to {plan.checkpoints_on_disk} on disk, "
+        f"{size(whole * plan.checkpoints_on_disk)}",
+        f"traffic       {size(plan.sent_bytes_per_step)} sent by each GPU an update, "
+        f"{plan.sent_bytes_per_step / seconds / 1e9:.3g} GB/s at the speed below",
+        f"time          {plan.days:.3g} days, {plan.days * plan.num_gpus:.3g} GPU-days, "
+        f"{seconds:.3g} s an update at {plan.mfu:.0%} of {plan.gpu.name}'s peak "
+        f"({plan.flop_per_step:.3g} FLOP an update, recomputation not counted)",
+    ]

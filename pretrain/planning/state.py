@@ -1,0 +1,133 @@
+"""Weights, gradients and optimizer of one rank under ZeRO, and what they cost on disk and network.
+
+P parameters on N ranks, w bytes a weight (2 in bf16, 4 in fp32; gradients have the same), AdamW:
+
+    stage   weights   gradients   optimizer            sent by a rank an update, A micro-batches
+    0       w P       w P         12 P (fp32: 8 P)     2 w P
+    1       w P       w P         12 P / N             2 w P
+    2       w P       w P / N     12 P / N             (A + 1) w P
+    3       w P / N   w P / N     12 P / N             3 A w P
+
+12 is an fp32 copy of the weights and two moments; stages 1 to 3 keep the copy in fp32 too. Traffic
+is times (N - 1) / N, of all-reduce (twice the size), reduce-scatter and all-gather (once): ZeRO
+(Rajbhandari et al. 2020), section 7. Sizes were compared with DeepSpeed 0.19.8, see
+tests/pretrain/test_plan_deepspeed.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pretrain.models.shape import BackboneShape
+
+FP32 = 4
+MOMENTS = 8
+MASTER = 4
+
+
+@dataclass(frozen=True)
+class Zero:
+    """How DeepSpeed's file shards a run. Buckets are in elements."""
+
+    stage: int
+    reduce_bucket: int
+    max_live_parameters: int
+    persistence_threshold: int
+    contiguous_gradients: bool
+    overlap_comm: bool
+    optimizer_place: str  # "gpu", "cpu" or "nvme"
+    weights_place: str
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "Zero":
+        """What `settings` (DeepSpeed's JSON) say, with DeepSpeed's own defaults."""
+        zero = settings.get("zero_optimization", {})
+        stage = int(zero.get("stage", 0))
+
+        def place(block: str) -> str:
+            device = (zero.get(block) or {}).get("device", "none")
+            return "gpu" if device == "none" else device
+
+        return cls(
+            stage=stage,
+            reduce_bucket=int(zero.get("reduce_bucket_size", 5e8)),
+            max_live_parameters=int(zero.get("stage3_max_live_parameters", 1e9)),
+            persistence_threshold=int(zero.get("stage3_param_persistence_threshold", 1e5)),
+            contiguous_gradients=bool(zero.get("contiguous_gradients", True)),
+            overlap_comm=bool(zero.get("overlap_comm", stage == 3)),
+            optimizer_place=place("offload_optimizer") if stage > 0 else "gpu",
+            weights_place=place("offload_param") if stage == 3 else "gpu",
+        )
+
+
+def parameter_sizes(shape: BackboneShape, *, vocab_size: int, num_positions: int) -> list[int]:
+    """Elements of every parameter of the backbone, in no particular order."""
+    width = shape.hidden_size
+    tables = [vocab_size * width] + [num_positions * width] * (1 + shape.block_positions)
+    matrices = [3 * width * width, width * width, 4 * width * width, 4 * width * width]
+    biases = [3 * width, width, 4 * width, width]
+    final_norm = [width, width] if shape.norm_order == "pre" else []
+    return tables + shape.num_layers * (matrices + biases + 4 * [width]) + final_norm
+
+
+@dataclass(frozen=True)
+class RankState:
+    """Bytes of one rank between two updates, wherever they lie."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+
+def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int) -> RankState:
+    """The table of this module."""
+    share = num_parameters / ranks
+    master = 0 if zero.stage == 0 and weight_bytes == FP32 else MASTER
+    return RankState(
+        weights=weight_bytes * (share if zero.stage == 3 else num_parameters),
+        gradients=weight_bytes * (share if zero.stage >= 2 else num_parameters),
+        optimizer=(MOMENTS + master) * (share if zero.stage >= 1 else num_parameters),
+    )
+
+
+def backward_buffer_bytes(sizes: list[int], *, zero: Zero, ranks: int, weight_bytes: int) -> float:
+    """Bytes beside the state while a backward pass runs.
+
+    Stage 3: gathered weights (up to max_live_parameters, which small models never reach) and the
+    bucket that gradients are reduced from. Stage 2: the bucket. Both: the whole gradient of the
+    token table, which is complete only at the end, since the table is read at both ends.
+    """
+    if zero.stage < 2:
+        return 0
+    buckets = 2 if zero.stage == 2 and zero.overlap_comm else 1
+    bucket = zero.reduce_bucket if zero.contiguous_gradients else max(sizes)
+    gathered = 0
+    if zero.stage == 3 and (ranks > 1 or zero.weights_place != "gpu"):
+        gathered = min(sum(sizes), zero.max_live_parameters)
+    return weight_bytes * (buckets * bucket + gathered + max(sizes))
+
+
+def update_buffer_bytes(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int) -> float:
+    """Bytes beside the state while the optimizer steps: the gradient once more, in fp32, and before
+    it, at stage 0, the copy that is reduced. The activations are gone then."""
+    if zero.stage == 0:
+        reduced = min(num_parameters, int(5e8)) * weight_bytes if ranks > 1 else 0
+        return max(reduced, 0 if weight_bytes == FP32 else FP32 * num_parameters)
+    return 0 if zero.optimizer_place != "gpu" else FP32 * num_parameters / ranks
+
+
+def sent_bytes(
+    num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int, accumulation: int
+) -> float:
+    """Bytes that one rank sends (and receives) an update."""
+    passes = {0: 2, 1: 2, 2: accumulation + 1, 3: 3 * accumulation}[zero.stage]
+    return passes * weight_bytes * num_parameters * (ranks - 1) / ranks
+
+
+def checkpoint_bytes(num_parameters: int, *, zero: Zero, weight_bytes: int) -> dict[str, float]:
+    """Bytes of one checkpoint by file, all ranks together (pretrain/checkpoint.py)."""
+    optimizer = MOMENTS + (0 if zero.stage == 0 and weight_bytes == FP32 else MASTER)
+    in_shards = optimizer + (0 if zero.stage == 3 else weight_bytes)
+    return {
+        "deepspeed_shards": float(in_shards * num_parameters),
+        "model_safetensors": float(weight_bytes * num_parameters),
+    }
