@@ -5,6 +5,7 @@ from others (accumulation, vocabulary, number of positions) is computed where it
 at start.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -178,6 +179,40 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NumericsConfig:
+    """Choices of arithmetic besides `precision`; all are printed at start."""
+
+    reduction_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type in which gradients are added up over micro-batches and ranks."""
+    tf32: bool = False
+    """Whether CUDA may round the inputs of fp32 matrix products to TF32 (10 bits of mantissa)."""
+    deterministic: bool = False
+    """Whether only kernels run that give the same bits every time; an op without is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """What is traded for memory or speed without changing the result."""
+
+    activation_checkpointing: str = "none"
+    """none, or every_K: groups of K layers keep only their input and are run again in backward."""
+    compile: Literal["none", "layers"] = "none"
+    """layers: torch.compile of every layer by itself (needs a C++ compiler on CPUs)."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"none|every_[1-9]\d*", self.activation_checkpointing):
+            raise ValueError(
+                "memory.activation_checkpointing must be none or every_K with K from 1 (every_1, "
+                f"every_2, ...), got {self.activation_checkpointing}."
+            )
+
+    @property
+    def layers_per_checkpoint(self) -> int:
+        """K, or 0 where nothing is recomputed."""
+        return int(self.activation_checkpointing.partition("_")[2] or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A training run."""
 
@@ -206,12 +241,18 @@ class Config:
     """Learning rate over the updates."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 with fp32 master weights on CUDA, fp32 on CPU; stated at start."""
+    numerics: NumericsConfig = field(default_factory=NumericsConfig)
+    """Arithmetic."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """Recomputation and compilation."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Held-out loss."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Saving."""
     deepspeed_config: str | None = None
     """DeepSpeed's own JSON file; by default ds_config.json of this repository (ZeRO stage 3)."""
+    interface: str | None = None
+    """Network interface for NCCL and gloo, as eth0 or ib0; by default they look for one."""
     timeout_s: float = 1800.0
     """Seconds after which a collective that a lost rank blocks ends the run."""
 

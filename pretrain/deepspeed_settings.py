@@ -26,6 +26,7 @@ def complete(
     world_size: int,
     gradient_clipping: float,
     precision: Precision,
+    reduction_dtype: Precision = "fp32",
 ) -> dict[str, Any]:
     """The settings of file `path` with everything that follows from the run.
 
@@ -46,6 +47,10 @@ def complete(
         "gradient_clipping": (gradient_clipping, "optimizer.gradient_clipping"),
         "bf16": ({"enabled": precision == "bf16"}, "precision"),
         "fp16": ({"enabled": False}, "precision"),
+        "communication_data_type": (reduction_dtype, "numerics.reduction_dtype"),
+        "data_types": ({"grad_accum_dtype": reduction_dtype}, "numerics.reduction_dtype"),
+        # The client's AdamW serves offloaded states too; DeepSpeed's own needs a compiler.
+        "zero_force_ds_cpu_optimizer": (False, "optimizer"),
     }
     for key, (value, source) in filled.items():
         settings[key] = _merged(path, key, settings.get(key), value, source)
@@ -55,6 +60,17 @@ def complete(
 def stage(settings: dict[str, Any]) -> int:
     """The ZeRO stage that `settings` asks for (0 where it says nothing)."""
     return int(settings.get("zero_optimization", {}).get("stage", 0))
+
+
+def offloads(settings: dict[str, Any]) -> list[str]:
+    """What the file moves off the device, as "optimizer to cpu"; empty where nothing is."""
+    zero = settings.get("zero_optimization", {})
+    parts = {name: zero.get(f"offload_{name}") or {} for name in ("optimizer", "param")}
+    return [
+        f"{name} to {part['device']}"
+        for name, part in parts.items()
+        if part.get("device", "none") != "none"
+    ]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -76,9 +92,12 @@ def _merged(path: Path, key: str, found: Any, value: Any, source: str) -> Any:
     if found is None:
         return value
     if isinstance(value, dict):
-        if not isinstance(found, dict) or found.get("enabled", False) != value["enabled"]:
+        if not isinstance(found, dict) or any(
+            found.get(name, False if name == "enabled" else wanted) != wanted
+            for name, wanted in value.items()
+        ):
             raise _contradiction(path, key, found, value, source)
-        return found
+        return found | value
     if found != value:
         raise _contradiction(path, key, found, value, source)
     return value

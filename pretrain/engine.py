@@ -8,6 +8,7 @@ the JSON file's business.
 import importlib
 import logging
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,9 +20,10 @@ os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
 import deepspeed  # noqa: E402
+from deepspeed.accelerator import get_accelerator  # noqa: E402
 
 from pretrain.config import OptimizerConfig  # noqa: E402
-from pretrain.deepspeed_settings import stage  # noqa: E402
+from pretrain.deepspeed_settings import offloads, stage  # noqa: E402
 from pretrain.world import World  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class Engine:
         self.world = world
         self.stage = stage(settings)
         self.accumulation: int = settings["gradient_accumulation_steps"]
+        _check_offload(offloads(settings))
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
         # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a
         # CPU.
@@ -113,6 +116,22 @@ class Engine:
     def _norm_without_zero(self) -> torch.Tensor | None:
         norms = [p.grad.float().norm() for p in self.module.parameters() if p.grad is not None]
         return torch.stack(norms).norm() if norms else None
+
+
+def _check_offload(parts: list[str]) -> None:
+    """Raise ValueError, naming what to install, where NVMe offload cannot work here."""
+    if not any(part.endswith("to nvme") for part in parts):
+        return
+    if shutil.which("ninja") is None or shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise ValueError(
+            "offloading to NVMe compiles DeepSpeed's async_io once, which needs ninja and a C++ "
+            "compiler. Install them (Debian: apt install g++ ninja-build), or offload to cpu."
+        )
+    if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible():
+        raise ValueError(
+            "offloading to NVMe needs libaio, which is not there. Install it (Debian: apt install "
+            "libaio-dev; Red Hat: yum install libaio-devel), or offload to cpu."
+        )
 
 
 def _adamw(

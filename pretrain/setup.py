@@ -19,6 +19,7 @@ from pretrain import checkpoint, checkpoint_files, deepspeed_settings
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.models.backbone import Backbone, decays, num_positions
+from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of
 from pretrain.run_folder import RunFolder
@@ -60,6 +61,7 @@ def set_up(
     world.agree(error)
     found = world.broadcast(found)
     choose_backend(None)
+    set_numerics(config.numerics)
 
     objectives = objectives_of(config.objectives)
     packing = config.data.packing
@@ -78,12 +80,14 @@ def set_up(
     engine = Engine(
         make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world
     )
+    if config.memory.compile == "layers":
+        compile_layers(engine.module, world.device, config.memory)
     setup = Setup(
         config, shards, folder, world, objectives, transforms, vocab_size, engine,
         update=0, positions={o.name: Position(0, 0, 0) for o in objectives},
     )  # fmt: skip
     if world.leads:
-        _announce(setup, settings)
+        announce(setup, settings)
     if found is not None:
         setup = _restored(setup, found)
     if world.leads:
@@ -101,6 +105,7 @@ def make_backbone(config: Config, vocab_size: int) -> Backbone:
         vocab_size=vocab_size,
         num_positions=num_positions(config.model, config.data.packing.source_tokens),
         generator=torch.Generator().manual_seed(config.seed),
+        layers_per_checkpoint=config.memory.layers_per_checkpoint,
     )
 
 
@@ -122,6 +127,7 @@ def _deepspeed_settings(config: Config, world: World) -> dict[str, Any]:
         world_size=world.world_size,
         gradient_clipping=config.optimizer.gradient_clipping,
         precision=precision,
+        reduction_dtype=config.numerics.reduction_dtype,
     )
 
 
@@ -178,8 +184,8 @@ def _model_identity(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _announce(setup: Setup, settings: dict[str, Any]) -> None:
-    """Say once what was chosen for the user."""
+def announce(setup: Setup, settings: dict[str, Any]) -> None:
+    """Say once what the run is made of and what was chosen for the user."""
     config, world, engine = setup.config, setup.world, setup.engine
     packing, batch = config.data.packing, config.batch
     train = setup.shards.splits["train"]
@@ -212,4 +218,22 @@ def _announce(setup: Setup, settings: dict[str, Any]) -> None:
         " (precision: auto)" if config.precision == "auto" else "",
         world.device,
         torch.get_num_threads(),
+    )
+    logger.info(
+        "numerics: gradients summed in %s, TF32 %s, deterministic kernels %s",
+        config.numerics.reduction_dtype,
+        "on" if config.numerics.tf32 else "off",
+        "only" if config.numerics.deterministic else "preferred nowhere",
+    )
+    logger.info(
+        "memory: activation checkpointing %s, compile %s, offload %s",
+        config.memory.activation_checkpointing,
+        config.memory.compile,
+        ", ".join(deepspeed_settings.offloads(settings)) or "none",
+    )
+    logger.info(
+        "network: %s, interface %s, a lost rank is noticed within %.0f s",
+        torch.distributed.get_backend(),
+        config.interface or "chosen by the library",
+        config.timeout_s,
     )

@@ -39,24 +39,28 @@ def run(config: Config, resume: str | None) -> str | None:
     not fit.
     """
     shards = open_shards(Path(config.data.shards))
-    world = join_world(config.timeout_s)
+    world = join_world(config.timeout_s, config.interface)
     folder = RunFolder(Path(config.runs) / config.name)
     try:
         if not world.leads:
             logging.getLogger().setLevel(logging.WARNING)
-        setup = set_up(config, shards, folder, resume, world)
-        with Metrics.of(setup) if world.leads else nullcontext() as metrics:
-            return train(setup, metrics)
+        return train(set_up(config, shards, folder, resume, world))
     finally:
         folder.unlock()
         leave_world()
 
 
-def train(setup: Setup, metrics: Metrics | None = None) -> str | None:
-    """Updates from where `setup` stands to the last, with evaluations and checkpoints on the way.
+def train(setup: Setup) -> str | None:
+    """Go on from where `setup` stands; rank 0 keeps the record.
 
-    Returns why all ranks agreed to save and stop early, or None. metrics: rank 0's record.
+    Returns why all ranks agreed to save and stop early, or None.
     """
+    with Metrics.of(setup) if setup.world.leads else nullcontext() as metrics:
+        return updates(setup, metrics)
+
+
+def updates(setup: Setup, metrics: Metrics | None) -> str | None:
+    """Updates from the next to the last, with evaluations and checkpoints on the way."""
     config, world = setup.config, setup.world
     last = config.stop_at_step or config.steps
     # Before the first step, so that a text the model cannot read ends the run now and not at night.

@@ -76,9 +76,10 @@ class World:
             raise ValueError(found[0])
 
 
-def join_world(timeout_s: float) -> World:
+def join_world(timeout_s: float, interface: str | None = None) -> World:
     """Join the process group that the environment describes, or a group of one rank.
 
+    interface: network interface for NCCL and gloo, None to let them look for one.
     Raises ValueError where a launcher set only a part of the environment.
     """
     given = [name for name in _LAUNCHED if name in os.environ]
@@ -96,6 +97,8 @@ def join_world(timeout_s: float) -> World:
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+    if interface is not None:
+        os.environ.update(NCCL_SOCKET_IFNAME=interface, GLOO_SOCKET_IFNAME=interface)
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))

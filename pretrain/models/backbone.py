@@ -23,6 +23,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from kernels.dispatch import attention, embedding_2d
 from kernels.visibility import Visibility
@@ -174,18 +175,21 @@ class Backbone(nn.Module):
         vocab_size: int,
         num_positions: int,
         generator: torch.Generator | None = None,
+        layers_per_checkpoint: int = 0,
     ) -> None:
         """vocab_size: rows of the token table, padded to a multiple of 128 by the caller.
 
         num_positions: rows of each position table (see the function of that name). generator: a
         CPU generator the weights are drawn from; None is one seeded with 0, for weights that are
-        loaded afterwards.
+        loaded afterwards. layers_per_checkpoint: above 0, groups of so many layers are run again in
+        backward instead of keeping their activations.
         """
         super().__init__()
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.shape = shape
         self.vocab_size = vocab_size
         self.num_positions = num_positions
+        self.layers_per_checkpoint = layers_per_checkpoint
         self.embedding = Embedding2D(shape, vocab_size, num_positions, generator)
         self.layers = nn.ModuleList(Layer(shape, generator) for _ in range(shape.num_layers))
         self.final_norm = None
@@ -202,9 +206,28 @@ class Backbone(nn.Module):
         if positions_BCT.device.type == "cpu" and not torch.compiler.is_compiling():
             check_positions(positions_BCT, self.num_positions)
         x_BTD = self.embedding(ids_BT, positions_BCT)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, visibility)
+        if self.layers_per_checkpoint and self.training:
+            x_BTD = self._recomputed_layers(x_BTD, visibility)
+        else:
+            for layer in self.layers:
+                x_BTD = layer(x_BTD, visibility)
         return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+
+    def _recomputed_layers(self, x_BTD: Tensor, visibility: Visibility) -> Tensor:
+        """The layers in groups that keep their input alone and run again in backward.
+
+        Dropout draws the same numbers again: the generator's state is put back for the second run.
+        """
+        step = self.layers_per_checkpoint
+        for first in range(0, len(self.layers), step):
+
+            def group(x_BTD: Tensor, first: int = first) -> Tensor:
+                for layer in self.layers[first : first + step]:
+                    x_BTD = layer(x_BTD, visibility)
+                return x_BTD
+
+            x_BTD = checkpoint(group, x_BTD, use_reentrant=False)
+        return x_BTD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V), for hidden states (..., D)."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.deepspeed_settings import REPOSITORY, complete, read, stage
+from pretrain.deepspeed_settings import REPOSITORY, complete, offloads, read, stage
 
 
 def _complete(path: Path, **changes: Any) -> dict[str, Any]:
@@ -36,6 +36,9 @@ def test_sizes_follow_from_the_run(tmp_path: Path) -> None:
         "gradient_clipping": 0.5,
         "bf16": {"enabled": True},
         "fp16": {"enabled": False},
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_force_ds_cpu_optimizer": False,
     }
     assert stage(made) == 2
 
@@ -52,6 +55,7 @@ def test_clipping_is_always_written(tmp_path: Path) -> None:
         ({"scheduler": {}}, "the block 'scheduler' is not used"),
         ({"gradient_clipping": 1.0}, "recipe's optimizer.gradient_clipping asks for 0.5"),
         ({"bf16": {"enabled": True}}, "recipe's precision asks for"),
+        ({"communication_data_type": "bf16"}, "recipe's numerics.reduction_dtype asks for"),
         ({"train_micro_batch_size_per_gpu": "auto"}, "recipe's batch.micro_rows asks for 4"),
     ],
 )
@@ -65,8 +69,15 @@ def test_a_contradiction_names_file_and_recipe(
 
 
 def test_an_equal_value_is_no_contradiction(tmp_path: Path) -> None:
-    made = _complete(_file(tmp_path, {"gradient_clipping": 0.5, "bf16": {"enabled": False}}))
-    assert made["gradient_clipping"] == 0.5
+    bf16 = {"enabled": False, "immediate_grad_update": True}
+    made = _complete(_file(tmp_path, {"gradient_clipping": 0.5, "bf16": bf16}))
+    assert (made["gradient_clipping"], made["bf16"]) == (0.5, bf16)
+
+
+def test_what_is_offloaded_is_named(tmp_path: Path) -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"}}
+    assert offloads(read(_file(tmp_path, {"zero_optimization": zero}))) == ["optimizer to cpu"]
+    assert offloads({}) == []
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])

@@ -6,7 +6,9 @@ very unequally full of targets (short and long documents, blanks of 15 % to 100 
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,22 +18,54 @@ DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 WORKER = str(Path(__file__).parent / "train_cases.py")
 STEPS = 6
 
-# name -> (ranks, ZeRO stage, rows of a micro-batch); every update has 8 rows.
+# Nothing is kept whole on every rank: at stage 3 each parameter is gathered for its use.
+ZERO = {"stage3_param_persistence_threshold": 0}
+ON_CPU = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to train the same run; every update has 8 rows."""
+
+    ranks: int
+    stage: int
+    micro_rows: int
+    zero: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
 CASES = {
-    "reference": (1, 0, 8),
-    "one_rank_stage3_accumulating": (1, 3, 2),
-    "two_ranks_stage0": (2, 0, 4),
-    "two_ranks_stage3": (2, 3, 4),
-    "two_ranks_stage3_accumulating": (2, 3, 1),
+    "reference": Case(1, 0, 8),
+    "one_rank_stage1_accumulating": Case(1, 1, 4),
+    "one_rank_stage2_accumulating": Case(1, 2, 4),
+    "one_rank_stage3_accumulating": Case(1, 3, 2),
+    "two_ranks_stage0": Case(2, 0, 4),
+    "two_ranks_stage1_accumulating": Case(2, 1, 2),
+    "two_ranks_stage2": Case(2, 2, 4),
+    "two_ranks_stage3": Case(2, 3, 4),
+    "two_ranks_stage3_accumulating": Case(2, 3, 1),
+    "two_ranks_stage3_offloaded": Case(2, 3, 4, ON_CPU),
+    "two_ranks_stage3_recomputing": Case(
+        2, 3, 4, flags=("--memory.activation_checkpointing=every_1",)
+    ),
+}
+DROPOUT = ("--model.dropout_prob=0.2", "--model.attention_dropout_prob=0.2")
+EXTRA = {
+    "dropout": Case(1, 0, 8, flags=DROPOUT),
+    "dropout_recomputing": Case(
+        1, 0, 8, flags=(*DROPOUT, "--memory.activation_checkpointing=every_2")
+    ),
+    "bf16": Case(2, 3, 4, flags=("--precision=bf16",)),
+    "bf16_accumulating": Case(2, 3, 1, flags=("--precision=bf16",)),
 }
 
 
 def _arguments(name: str, folder: Path, shards: Path) -> list[str]:
-    _, stage, micro_rows = CASES[name]
-    settings = folder / f"stage{stage}.json"
-    # Nothing is kept whole on every rank: at stage 3 each parameter is gathered for its use.
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-    settings.write_text(json.dumps({"zero_optimization": zero}))
+    case = (CASES | EXTRA)[name]
+    settings = folder / f"{name}.json"
+    settings.write_text(
+        json.dumps({"zero_optimization": {"stage": case.stage, **ZERO, **case.zero}})
+    )
     flags = {
         "config": DEBUG,
         "name": name,
@@ -39,7 +73,7 @@ def _arguments(name: str, folder: Path, shards: Path) -> list[str]:
         "data.shards": str(shards),
         "steps": STEPS,
         "batch.global_rows": 8,
-        "batch.micro_rows": micro_rows,
+        "batch.micro_rows": case.micro_rows,
         "model.dropout_prob": 0.0,
         "optimizer.gradient_clipping": 0.5,
         "schedule.warmup_ratio": 0.0,
@@ -47,7 +81,7 @@ def _arguments(name: str, folder: Path, shards: Path) -> list[str]:
         "checkpoints.every_steps": 0,
         "deepspeed_config": str(settings),
     }
-    return [f"--{key}={value}" for key, value in flags.items()]
+    return [*(f"--{key}={value}" for key, value in flags.items()), *case.flags]
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +91,13 @@ def curves(
     """Every scalar of every step, by case."""
     folder = tmp_path_factory.mktemp("ranks")
     for world_size in (1, 2):
-        names = [name for name, (ranks, _, _) in CASES.items() if ranks == world_size]
+        names = [name for name, case in (CASES | EXTRA).items() if case.ranks == world_size]
         cases = folder / f"cases{world_size}.json"
         cases.write_text(json.dumps([_arguments(n, folder, shards) for n in names]))
         run_ranks(world_size, [WORKER, str(cases)], folder / f"log{world_size}")
     return {
         name: [json.loads(r) for r in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        for name in CASES
+        for name in CASES | EXTRA
     }
 
 
@@ -98,3 +132,26 @@ def test_the_data_is_uneven_enough_to_tell(curves: dict[str, list[dict[str, floa
 def test_the_loss_falls(curves: dict[str, list[dict[str, float]]]) -> None:
     losses = _scalar(curves["reference"], "loss/total_nats")
     assert losses[-1] < losses[0] - 0.05
+
+
+def test_recomputed_activations_give_the_same_curve_with_dropout(
+    curves: dict[str, list[dict[str, float]]],
+) -> None:
+    for tag in ("loss/total_nats", "optimizer/gradient_norm"):
+        kept = _scalar(curves["dropout"], tag)
+        assert _scalar(curves["dropout_recomputing"], tag) == pytest.approx(kept, rel=1e-6)
+        assert kept != pytest.approx(_scalar(curves["reference"], tag), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16_accumulating"])
+def test_bf16_with_master_weights_follows_fp32(
+    name: str, curves: dict[str, list[dict[str, float]]]
+) -> None:
+    # bf16 keeps 8 bits: 2^-9 of each activation. Without fp32 master weights the updates of lr 1e-3
+    # would be lost (weights of 0.02 change by 1e-3 of themselves or less) and the loss would stay.
+    reference = _scalar(curves["reference"], "loss/total_nats")
+    losses = _scalar(curves[name], "loss/total_nats")
+    assert losses == pytest.approx(reference, rel=3e-3)
+    assert losses != reference
+    fall, reference_fall = losses[0] - losses[-1], reference[0] - reference[-1]
+    assert fall == pytest.approx(reference_fall, rel=0.1)
