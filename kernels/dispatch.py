@@ -59,8 +59,9 @@ def attention(
 ) -> Tensor:
     """Attention of every query to the keys it sees: (B, T, H, K); 0 for padding.
 
-    q, k, v: (B, T, H, K), any strides. dropout_prob: dropout on the attention weights; pass 0
-    outside of training. backend: one of BACKENDS; None follows choose_backend.
+    q, k, v: (B, T, H, K), any strides; k and v (B, S, H, K) where visibility says num_keys = S (a
+    cache). dropout_prob: dropout on the attention weights; pass 0 outside of training. backend: one
+    of BACKENDS; None follows choose_backend.
     """
     op = _ATTENTION[choose_backend(backend)]
     return op(q_BTHK, k_BTHK, v_BTHK, visibility, dropout_prob=dropout_prob)

@@ -16,6 +16,9 @@ Two documents of 3 and 2 tokens with sep 2 and 0, then one position of padding:
                                          4  . . . x x .
                                          5  . . . . . .
 
+With a cache the queries are only the last tokens of a row: lo, hi and document then have a column
+for each query, and `num_keys` says how many keys there are.
+
 Inside the documents of a row lo and hi rise with i, so the queries that see one key form one
 interval too: blocks of queries or keys are skipped exactly, forward and backward. An arbitrary
 T x T mask (the published code takes one as a 4-D tensor) is no interval and has no place here.
@@ -29,24 +32,29 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """lo, hi, document: (B, T) integers, in packed coordinates. Masks are built once and kept."""
+    """lo, hi, document: (B, T) integers, in packed coordinates. Masks are built once and kept.
+
+    num_keys: keys S of a row where they are not the queries themselves; None is S = T.
+    """
 
     lo: Tensor
     hi: Tensor
     document: Tensor
+    num_keys: int | None = None
     _cache: dict[object, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def dense_mask(self) -> Tensor:
-        """True where the query (third axis) sees the key (last axis): bool (B, 1, T, T)."""
+        """True where the query (third axis) sees the key (last axis): bool (B, 1, T, S)."""
         if "dense" not in self._cache:
-            key_T = torch.arange(self.lo.shape[1], device=self.lo.device, dtype=self.lo.dtype)
-            above = key_T >= self.lo[:, :, None]
-            below = key_T < self.hi[:, :, None]
+            num_keys = self.lo.shape[1] if self.num_keys is None else self.num_keys
+            key_S = torch.arange(num_keys, device=self.lo.device, dtype=self.lo.dtype)
+            above = key_S >= self.lo[:, :, None]
+            below = key_S < self.hi[:, :, None]
             self._cache["dense"] = (above & below & ~self.padding()[:, :, None])[:, None]
         return self._cache["dense"]
 
     def additive_mask(self, dtype: torch.dtype) -> Tensor:
-        """0 where a key is visible and -inf where not: (B, 1, T, T), to be added to scores.
+        """0 where a key is visible and -inf where not: (B, 1, T, S), to be added to scores.
 
         Rows of padding are 0 throughout, since a softmax over nothing is NaN; what they read has
         to be discarded by the caller.

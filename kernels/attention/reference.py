@@ -27,9 +27,10 @@ def attention(
 ) -> Tensor:
     """Mean of the visible values, weighted by the softmax of the scaled scores: (B, T, H, K).
 
-    dropout_prob acts on the weights, from torch's generator, whenever it is above 0.
+    k, v: (B, S, H, K) where visibility has S keys. dropout_prob acts on the weights, from torch's
+    generator, whenever it is above 0.
     """
-    visible = visibility.dense_mask()  # (B, 1, T, T)
+    visible = visibility.dense_mask()  # (B, 1, T, S)
     score_dtype = torch.promote_types(q_BTHK.dtype, torch.float32)
     scores = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK).to(score_dtype)
     scores = scores / math.sqrt(q_BTHK.shape[-1])

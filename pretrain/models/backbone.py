@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels.dispatch import attention, embedding_2d
 from kernels.visibility import Visibility
+from pretrain.models.cache import KeyValueCache, LayerCache
 from pretrain.models.shape import BackboneShape
 
 
@@ -120,9 +121,13 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(width, 3 * width, shape.init_std, generator)
         self.output = Linear(width, width, residual_std(shape), generator)
 
-    def forward(self, x_BTD: Tensor, visibility: Visibility) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, visibility: Visibility, cache: LayerCache | None = None
+    ) -> Tensor:
         qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, self.num_heads, -1))
         q_BTHK, k_BTHK, v_BTHK = qkv_BT3HK.unbind(dim=2)
+        if cache is not None:
+            k_BTHK, v_BTHK = cache.extend(k_BTHK, v_BTHK)
         dropout_prob = self.dropout_prob if self.training else 0.0
         out_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, visibility, dropout_prob=dropout_prob)
         return self.output(out_BTHK.flatten(2))
@@ -154,11 +159,14 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.mlp = FeedForward(shape, generator)
 
-    def forward(self, x_BTD: Tensor, visibility: Visibility) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, visibility: Visibility, cache: LayerCache | None = None
+    ) -> Tensor:
         if self.norm_first:
-            x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), visibility))
+            read_BTD = self.attention(self.attention_norm(x_BTD), visibility, cache)
+            x_BTD = x_BTD + self.dropout(read_BTD)
             return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
-        x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD, visibility)))
+        x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD, visibility, cache)))
         return self.mlp_norm(x_BTD + self.dropout(self.mlp(x_BTD)))
 
     def dropout(self, x_BTD: Tensor) -> Tensor:
@@ -196,17 +204,30 @@ class Backbone(nn.Module):
         if shape.norm_order == "pre":
             self.final_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
 
-    def forward(self, ids_BT: Tensor, positions_BCT: Tensor, visibility: Visibility) -> Tensor:
+    def forward(
+        self,
+        ids_BT: Tensor,
+        positions_BCT: Tensor,
+        visibility: Visibility,
+        *,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
         """Hidden states (B, T, D).
 
         positions_BCT: (B, 2, T), position and block position; (B, 1, T) will do without block
         positions. Raises ValueError for a position beyond the table when positions lie on the CPU;
         those on a GPU are not read, which would stall it: call `check_positions` before sending.
+        cache: what was read before; the T tokens are read behind it and join it. Their visibility
+        counts the tokens of their row from the first that was read, padding left out.
         """
         if positions_BCT.device.type == "cpu" and not torch.compiler.is_compiling():
             check_positions(positions_BCT, self.num_positions)
         x_BTD = self.embedding(ids_BT, positions_BCT)
-        if self.layers_per_checkpoint and self.training:
+        if cache is not None:
+            visibility = cache.admit(visibility)
+            for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+                x_BTD = layer(x_BTD, visibility, layer_cache)
+        elif self.layers_per_checkpoint and self.training:
             x_BTD = self._recomputed_layers(x_BTD, visibility)
         else:
             for layer in self.layers:
