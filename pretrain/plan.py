@@ -147,6 +147,7 @@ class _Planner:
             world_size=self.num_gpus,
             gradient_clipping=self.config.optimizer.gradient_clipping,
             precision="bf16" if self.precision == "bf16" else "fp32",
+            reduction_dtype=self.config.numerics.reduction_dtype,
         )
 
     def memory(self, micro_rows: int) -> Memory:
@@ -163,6 +164,7 @@ class _Planner:
             batch,
             vocab_size=self.vocab_size,
             element_bytes=self.weight_bytes,
+            layers_per_checkpoint=self.config.memory.layers_per_checkpoint,
         )
         backward = backward_buffer_bytes(self.sizes, **how) + self._temporaries(batch)
         update = update_buffer_bytes(self.num_parameters, **how)

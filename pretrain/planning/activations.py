@@ -23,6 +23,7 @@ matrices a head (weights, mask, what is left), but neither q, k, v nor the addit
 No torch here; tests/pretrain/test_plan.py counts live storages against it.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,20 +53,62 @@ def activation_bytes(
     *,
     vocab_size: int,
     element_bytes: int,
+    layers_per_checkpoint: int = 0,
     device: Device = "cuda",
 ) -> float:
-    """Bytes alive when the forward pass of backbone and GLM loss has ended, parameters left out.
+    """Bytes of activations at their peak, parameters left out.
 
-    element_bytes: of a weight, 4 for fp32 and 2 for bf16. vocab_size: rows of the token table.
+    That is the end of the forward pass of backbone and GLM loss, or, where groups of
+    layers_per_checkpoint layers are run again, the moment when a group stands in full once more,
+    if that is more than the loss kept. vocab_size: rows of the token table. element_bytes: of a
+    weight, 4 for fp32 and 2 for bf16.
     """
-    element = element_bytes
-    embedding = 3 * INT32 * batch.positions + dropout_bytes(shape, batch, element, device)
-    layers = shape.num_layers * layer_bytes(shape, batch, element, device)
+    loss = loss_bytes(shape, batch, vocab_size, element_bytes)
+    below_loss = _below_loss_bytes(shape, batch, element_bytes, layers_per_checkpoint, device)
+    group = min(layers_per_checkpoint, shape.num_layers)
+    again = group * layer_bytes(shape, batch, element_bytes, device)
+    return below_loss + max(loss, again)
+
+
+def forward_bytes(
+    shape: BackboneShape,
+    batch: MicroBatch,
+    *,
+    vocab_size: int,
+    element_bytes: int,
+    layers_per_checkpoint: int = 0,
+    device: Device = "cuda",
+) -> float:
+    """Bytes alive when the forward pass has ended; arguments as for activation_bytes."""
+    loss = loss_bytes(shape, batch, vocab_size, element_bytes)
+    return loss + _below_loss_bytes(shape, batch, element_bytes, layers_per_checkpoint, device)
+
+
+def mask_bytes(
+    shape: BackboneShape, batch: MicroBatch, element_bytes: int, device: Device = "cuda"
+) -> int:
+    """Bytes of the additive mask, which all layers share."""
+    return 0 if _unfused(shape, device) else batch.rows * batch.row_tokens**2 * element_bytes
+
+
+def _below_loss_bytes(
+    shape: BackboneShape,
+    batch: MicroBatch,
+    element_bytes: int,
+    layers_per_checkpoint: int,
+    device: Device,
+) -> float:
+    """Bytes that embedding, layers and final LayerNorm keep."""
+    stream = _stream_bytes(shape, batch, element_bytes)
+    embedding = 3 * INT32 * batch.positions + dropout_bytes(shape, batch, element_bytes, device)
+    if layers_per_checkpoint:  # a group keeps its input
+        layers = math.ceil(shape.num_layers / layers_per_checkpoint) * stream
+    else:
+        layers = shape.num_layers * layer_bytes(shape, batch, element_bytes, device)
     final_norm = 0
     if shape.norm_order == "pre":
-        final_norm = _stream_bytes(shape, batch, element) + _norm_bytes(batch, element, device)
-    mask = 0 if _unfused(shape, device) else batch.rows * batch.row_tokens**2 * element
-    return embedding + layers + final_norm + mask + loss_bytes(shape, batch, vocab_size, element)
+        final_norm = stream + _norm_bytes(batch, element_bytes, device)
+    return embedding + layers + final_norm + mask_bytes(shape, batch, element_bytes, device)
 
 
 def layer_bytes(

@@ -1,15 +1,16 @@
 """Weights, gradients and optimizer of one rank under ZeRO, and what they cost on disk and network.
 
-P parameters on N ranks, w bytes a weight (2 in bf16, 4 in fp32; gradients have the same), AdamW:
+P parameters on N ranks, A micro-batches an update, w bytes a weight (2 in bf16, 4 in fp32), g a
+gradient (those of numerics.reduction_dtype), AdamW:
 
-    stage   weights   gradients   optimizer            sent by a rank an update, A micro-batches
-    0       w P       w P         12 P (fp32: 8 P)     2 w P
-    1       w P       w P         12 P / N             2 w P
-    2       w P       w P / N     12 P / N             (A + 1) w P
-    3       w P / N   w P / N     12 P / N             3 A w P
+    stage   weights   gradients   optimizer            sent by a rank an update
+    0       w P       w P         12 P (fp32: 8 P)     2 g P
+    1       w P       g P         12 P / N             (g + w) P
+    2       w P       g P / N     12 P / N             (A g + w) P
+    3       w P / N   g P / N     12 P / N             A (g + 2 w) P
 
 12 is an fp32 copy of the weights and two moments; stages 1 to 3 keep the copy in fp32 too. Traffic
-is times (N - 1) / N, of all-reduce (twice the size), reduce-scatter and all-gather (once): ZeRO
+is times (N - 1) / N; an all-reduce sends twice, reduce-scatter and all-gather once: ZeRO
 (Rajbhandari et al. 2020), section 7. Sizes were compared with DeepSpeed 0.19.8, see
 tests/pretrain/test_plan_deepspeed.py.
 """
@@ -29,6 +30,7 @@ class Zero:
     """How DeepSpeed's file shards a run. Buckets are in elements."""
 
     stage: int
+    gradient_bytes: int  # of an element, where gradients are added up and sent
     reduce_bucket: int
     max_live_parameters: int
     persistence_threshold: int
@@ -47,8 +49,12 @@ class Zero:
             device = (zero.get(block) or {}).get("device", "none")
             return "gpu" if device == "none" else device
 
+        accumulated = (settings.get("data_types") or {}).get("grad_accum_dtype")
+        if accumulated is None:
+            accumulated = "bf16" if (settings.get("bf16") or {}).get("enabled") else "fp32"
         return cls(
             stage=stage,
+            gradient_bytes=2 if accumulated in ("bf16", "bfloat16") else FP32,
             reduce_bucket=int(zero.get("reduce_bucket_size", 5e8)),
             max_live_parameters=int(zero.get("stage3_max_live_parameters", 1e9)),
             persistence_threshold=int(zero.get("stage3_param_persistence_threshold", 1e5)),
@@ -84,7 +90,10 @@ def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int
     master = 0 if zero.stage == 0 and weight_bytes == FP32 else MASTER
     return RankState(
         weights=weight_bytes * (share if zero.stage == 3 else num_parameters),
-        gradients=weight_bytes * (share if zero.stage >= 2 else num_parameters),
+        gradients=(
+            (zero.gradient_bytes if zero.stage >= 1 else weight_bytes)
+            * (share if zero.stage >= 2 else num_parameters)
+        ),
         optimizer=(MOMENTS + master) * (share if zero.stage >= 1 else num_parameters),
     )
 
@@ -119,8 +128,14 @@ def sent_bytes(
     num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int, accumulation: int
 ) -> float:
     """Bytes that one rank sends (and receives) an update."""
-    passes = {0: 2, 1: 2, 2: accumulation + 1, 3: 3 * accumulation}[zero.stage]
-    return passes * weight_bytes * num_parameters * (ranks - 1) / ranks
+    reduced, gathered = zero.gradient_bytes, weight_bytes
+    each = {
+        0: 2 * reduced,
+        1: reduced + gathered,
+        2: accumulation * reduced + gathered,
+        3: accumulation * (reduced + 2 * gathered),
+    }[zero.stage]
+    return each * num_parameters * (ranks - 1) / ranks
 
 
 def checkpoint_bytes(num_parameters: int, *, zero: Zero, weight_bytes: int) -> dict[str, float]:

@@ -19,7 +19,14 @@ from pretrain.models.backbone import Backbone, num_positions
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
 from pretrain.plan import GPUS, Plan, in_words, plan_run
-from pretrain.planning.activations import MicroBatch, activation_bytes
+from pretrain.planning.activations import (
+    MicroBatch,
+    activation_bytes,
+    forward_bytes,
+    layer_bytes,
+    loss_bytes,
+    mask_bytes,
+)
 from pretrain.planning.rows import row_content, visible_pairs
 from pretrain.planning.state import Zero, checkpoint_bytes, rank_state, sent_bytes
 
@@ -27,12 +34,17 @@ ROOT = Path(__file__).parents[2]
 VOCABULARY = 384
 
 
-def live_bytes(shape: BackboneShape, batch: MicroBatch, dtype: torch.dtype) -> int:
+def live_bytes(
+    shape: BackboneShape, batch: MicroBatch, dtype: torch.dtype, layers_per_checkpoint: int = 0
+) -> int:
     """Bytes of all storages that a forward pass of backbone and GLM loss saves, each counted once,
     parameters left out."""
     rows, row_tokens = batch.rows, batch.row_tokens
     backbone = Backbone(
-        shape, vocab_size=VOCABULARY, num_positions=num_positions(shape, row_tokens)
+        shape,
+        vocab_size=VOCABULARY,
+        num_positions=num_positions(shape, row_tokens),
+        layers_per_checkpoint=layers_per_checkpoint,
     ).to(dtype)
     lengths_B = torch.full((rows,), row_tokens)
     visibility = single_documents(lengths_B, lengths_B // 2, row_tokens)
@@ -102,6 +114,39 @@ def test_activations_in_bf16_are_those_that_a_forward_pass_keeps(
     assert planned == pytest.approx(live_bytes(shape, batch, torch.bfloat16), rel=1e-4)
 
 
+@pytest.mark.parametrize(("shape", "batch"), SIZES)
+@pytest.mark.parametrize("layers_per_checkpoint", [1, 2])
+def test_layers_that_are_run_again_keep_their_input_alone(
+    shape: BackboneShape, batch: MicroBatch, layers_per_checkpoint: int
+) -> None:
+    shape = replace(shape, attention_dropout_prob=0.0)
+    planned = forward_bytes(
+        shape,
+        batch,
+        vocab_size=VOCABULARY,
+        element_bytes=4,
+        layers_per_checkpoint=layers_per_checkpoint,
+        device="cpu",
+    )
+    # The groups hold the mask by reference, not as a saved tensor.
+    planned -= mask_bytes(shape, batch, 4, "cpu")
+    found = live_bytes(shape, batch, torch.float32, layers_per_checkpoint)
+    assert planned == pytest.approx(found, rel=1e-4)
+
+
+def test_a_group_that_is_run_again_stands_in_full_once() -> None:
+    shape, batch = SIZES[2]
+    kept = forward_bytes(
+        shape, batch, vocab_size=VOCABULARY, element_bytes=2, layers_per_checkpoint=2
+    )
+    loss = loss_bytes(shape, batch, VOCABULARY, 2)
+    two_layers = 2 * layer_bytes(shape, batch, 2, "cuda")
+    peak = activation_bytes(
+        shape, batch, vocab_size=VOCABULARY, element_bytes=2, layers_per_checkpoint=2
+    )
+    assert peak == kept - loss + two_layers
+
+
 def test_a_gpu_keeps_a_byte_for_each_entry_of_a_dropout_mask() -> None:
     without = BackboneShape(num_layers=2, hidden_size=64, num_heads=2, dropout_prob=0.0)
     batch = MicroBatch(2, 16, 5)
@@ -120,7 +165,7 @@ def test_a_gpu_keeps_a_byte_for_each_entry_of_a_dropout_mask() -> None:
 def test_state_and_traffic_of_each_stage_in_bf16_on_four_ranks(
     stage: int, weights: float, gradients: float, optimizer: float, passes: int
 ) -> None:
-    zero = Zero.of({"zero_optimization": {"stage": stage}})
+    zero = Zero.of({"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}})
     state = rank_state(1000, zero=zero, ranks=4, weight_bytes=2)
     assert (state.weights, state.gradients, state.optimizer) == (
         1000 * weights,
@@ -129,6 +174,13 @@ def test_state_and_traffic_of_each_stage_in_bf16_on_four_ranks(
     )
     sent = sent_bytes(1000, zero=zero, ranks=4, weight_bytes=2, accumulation=3)
     assert sent == passes * 2000 * 3 / 4
+
+
+def test_gradients_added_up_in_fp32_are_kept_and_sent_in_it() -> None:
+    zero = Zero.of({"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "fp32"}})
+    assert rank_state(1000, zero=zero, ranks=4, weight_bytes=2).gradients == 1000
+    sent = sent_bytes(1000, zero=zero, ranks=4, weight_bytes=2, accumulation=3)
+    assert sent == (3 * 4 + 2) * 1000 * 3 / 4
 
 
 def test_plain_fp32_without_zero_has_no_copy_of_the_weights() -> None:
