@@ -3,10 +3,9 @@
 Every document of the validation split is packed and blanked as in training, token-level blanks
 ([MASK]) throughout. A target is one token of a blank, or the end of the blank.
 
-    with end      the mean over all targets; both baselines are given the rate of ends (ngram.py)
-    without end   the mean over the tokens of blanks. The baselines are told that no blank ends
-                  there; the model is not, and its probabilities keep what it gives to the end: of
-                  the possible figures the one least kind to the model.
+    with end      all targets; both baselines are given the rate of ends (ngram.py)
+    without end   the tokens of blanks, given that the blank does not end there: the baselines know
+                  no end, and the model's probabilities are divided by 1 - p(end)
 """
 
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ from demo.ngram import Bigram, Unigram, count_bigram, count_unigram, with_end
 from pretrain.filling.unpacked import hidden_states
 from pretrain.models.backbone import Backbone
 from pretrain.objectives.glm import GlmObjective
-from pretrain.objectives.loss import Objective, target_losses
+from pretrain.objectives.loss import Objective
 
 MICRO_ROWS = 16
 
@@ -39,6 +38,7 @@ class Targets:
     left_N: NDArray[np.int64]  # -1 where it is no text: a special token, or the start of a piece
     is_end_N: NDArray[np.bool_]
     model_nats_N: NDArray[np.float64]
+    model_end_prob_N: NDArray[np.float64]  # what the model gave to the end of the blank there
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def held_out_targets(
     backbone: Backbone, objective: Objective, batches: Iterable[Batch], special: SpecialIds
 ) -> Targets:
     """Every target of `batches`, with the model's nats."""
-    token, left, nats = [], [], []
+    token, left, nats, end_prob = [], [], [], []
     backbone.eval()
     with torch.inference_mode():
         for batch in batches:
@@ -104,14 +104,21 @@ def held_out_targets(
             if not len(inputs["targets"]):
                 continue
             hidden_BTD = hidden_states(backbone, packed_rows(batch))
-            losses_N = target_losses(
-                backbone, hidden_BTD, inputs["target_index"], inputs["targets"]
-            )
+            hidden_ND = hidden_BTD.flatten(0, 1)[inputs["target_index"]]
+            log_probs_NV = backbone.logits(hidden_ND).float().log_softmax(dim=-1).double()
             token.append(inputs["targets"].numpy())
             left.append(left_neighbours(batch, inputs["target_index"].numpy(), special))
-            nats.append(losses_N.double().numpy())
+            chosen_N = log_probs_NV.gather(1, inputs["targets"][:, None])[:, 0]
+            nats.append(-chosen_N.numpy())
+            end_prob.append(log_probs_NV[:, special.eop].exp().numpy())
     token_N = np.concatenate(token)
-    return Targets(token_N, np.concatenate(left), token_N == special.eop, np.concatenate(nats))
+    return Targets(
+        token_N=token_N,
+        left_N=np.concatenate(left),
+        is_end_N=token_N == special.eop,
+        model_nats_N=np.concatenate(nats),
+        model_end_prob_N=np.concatenate(end_prob),
+    )
 
 
 def packed_rows(batch: Batch) -> PackedRows:
@@ -161,7 +168,8 @@ def compared(targets: Targets, unigram: Unigram, bigram: Bigram) -> Comparison:
         "unigram": unigram.nats(targets.token_N),
         "bigram": bigram.nats(targets.left_N, targets.token_N),
     }
-    token_nats = {"model": targets.model_nats_N, **counted}
+    going_on = targets.model_nats_N + np.log1p(-targets.model_end_prob_N)
+    token_nats = {"model": going_on, **counted}
     all_nats = {"model": targets.model_nats_N}
     all_nats |= {name: with_end(n, is_end_N, end_rate) for name, n in counted.items()}
     return Comparison(

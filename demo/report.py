@@ -42,6 +42,7 @@ def page(report: dict[str, Any], run: str) -> str:
     """The report for a person to read."""
     lines = [
         f"Held-out nats per blank token ({report['heldout_targets']} targets, lower is better)",
+        "(without end: tokens alone, given that the blank goes on; with: its end is a target too)",
         "                                      without end   with end",
     ]
     names = {

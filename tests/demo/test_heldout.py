@@ -83,6 +83,8 @@ def test_targets_and_their_nats_are_those_of_the_objective() -> None:
     terms = ObjectiveModel(model)(objective, objective.inputs(batch()))
     total = terms["total"].sum.item()
     assert targets.model_nats_N.sum() == pytest.approx(2 * total, rel=1e-6)
+    ends = targets.is_end_N
+    assert targets.model_end_prob_N[ends] == pytest.approx(np.exp(-targets.model_nats_N[ends]))
 
 
 def test_baselines_see_the_same_targets_and_know_the_rate_of_ends() -> None:
@@ -92,10 +94,11 @@ def test_baselines_see_the_same_targets_and_know_the_rate_of_ends() -> None:
         left_N=np.array([A, B]),
         is_end_N=np.array([False, True]),
         model_nats_N=np.array([1.0, 3.0]),
+        model_end_prob_N=np.array([0.5, 0.9]),
     )
     result = compared(targets, count_unigram(corpus, 32), count_bigram(corpus, np.array([0]), 32))
     unigram_nats = -math.log((2 + 1) / (5 + 32))
-    assert result.without_end["model"] == 1
+    assert result.without_end["model"] == pytest.approx(1 - math.log(2))
     assert result.with_end["model"] == 2
     assert result.without_end["unigram"] == pytest.approx(unigram_nats)
     assert result.with_end["unigram"] == pytest.approx((unigram_nats + 2 * math.log(2)) / 2)
