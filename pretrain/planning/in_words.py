@@ -104,7 +104,7 @@ def _cost_lines(plan: "Plan") -> list[str]:
         f"{size(whole * plan.checkpoints_on_disk)}",
         f"traffic       {size(plan.sent_bytes_per_step)} sent by each GPU an update, "
         f"{plan.sent_bytes_per_step / seconds / 1e9:.3g} GB/s at the speed below",
-        f"time          {plan.days:.3g} days, {plan.days * plan.num_gpus:.3g} GPU-days, "
+        f"time          {plan.days:.3g} days, {plan.days * plan.num_gpus:,.1f} GPU-days, "
         f"{seconds:.3g} s an update at {plan.mfu:.0%} of {plan.gpu.name}'s peak "
         f"({plan.flop_per_step:.3g} FLOP an update, recomputation not counted)",
     ]

@@ -4,7 +4,7 @@ P parameters on N ranks, A micro-batches an update, w bytes a weight (2 in bf16,
 gradient (those of numerics.reduction_dtype), AdamW:
 
     stage   weights   gradients   optimizer            sent by a rank an update
-    0       w P       w P         12 P (fp32: 8 P)     2 g P
+    0       w P       g P         12 P (fp32: 8 P)     2 g P
     1       w P       g P         12 P / N             (g + w) P
     2       w P       g P / N     12 P / N             (A g + w) P
     3       w P / N   g P / N     12 P / N             A (g + 2 w) P
@@ -85,15 +85,19 @@ class RankState:
 
 
 def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int) -> RankState:
-    """The table of this module."""
+    """The table of this module.
+
+    Stage 1 with bf16 weights and sums in fp32 keeps the gradients of the last micro-batch beside
+    their sums (DeepSpeed's BF16_Optimizer).
+    """
     share = num_parameters / ranks
     master = 0 if zero.stage == 0 and weight_bytes == FP32 else MASTER
+    gradient_bytes = zero.gradient_bytes
+    if zero.stage == 1 and zero.gradient_bytes != weight_bytes:
+        gradient_bytes += weight_bytes
     return RankState(
         weights=weight_bytes * (share if zero.stage == 3 else num_parameters),
-        gradients=(
-            (zero.gradient_bytes if zero.stage >= 1 else weight_bytes)
-            * (share if zero.stage >= 2 else num_parameters)
-        ),
+        gradients=gradient_bytes * (share if zero.stage >= 2 else num_parameters),
         optimizer=(MOMENTS + master) * (share if zero.stage >= 1 else num_parameters),
     )
 
