@@ -5,6 +5,7 @@ very unequally full of targets (short and long documents, blanks of 15 % to 100 
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +61,15 @@ EXTRA = {
 }
 
 
+SLOW = {
+    "four_ranks_stage0": Case(4, 0, 2),
+    "four_ranks_stage3_accumulating": Case(4, 3, 1),
+    "compiled_stage0": Case(1, 0, 8, flags=("--memory.compile=layers",)),
+}
+
+
 def _arguments(name: str, folder: Path, shards: Path) -> list[str]:
-    case = (CASES | EXTRA)[name]
+    case = (CASES | EXTRA | SLOW)[name]
     settings = folder / f"{name}.json"
     settings.write_text(
         json.dumps({"zero_optimization": {"stage": case.stage, **ZERO, **case.zero}})
@@ -89,15 +97,20 @@ def curves(
     tmp_path_factory: pytest.TempPathFactory, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Every scalar of every step, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    for world_size in (1, 2):
-        names = [name for name, case in (CASES | EXTRA).items() if case.ranks == world_size]
+    return _trained(CASES | EXTRA, tmp_path_factory.mktemp("ranks"), shards, run_ranks)
+
+
+def _trained(
+    chosen: dict[str, Case], folder: Path, shards: Path, run_ranks: Callable[..., list[int]]
+) -> dict[str, list[dict[str, float]]]:
+    for world_size in {case.ranks for case in chosen.values()}:
+        names = [name for name, case in chosen.items() if case.ranks == world_size]
         cases = folder / f"cases{world_size}.json"
         cases.write_text(json.dumps([_arguments(n, folder, shards) for n in names]))
         run_ranks(world_size, [WORKER, str(cases)], folder / f"log{world_size}")
     return {
         name: [json.loads(r) for r in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        for name in CASES | EXTRA
+        for name in chosen
     }
 
 
@@ -155,3 +168,19 @@ def test_bf16_with_master_weights_follows_fp32(
     assert losses != reference
     fall, reference_fall = losses[0] - losses[-1], reference[0] - reference[-1]
     assert fall == pytest.approx(reference_fall, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_more_ranks_than_cores_and_compiled_layers_agree_too(
+    name: str,
+    curves: dict[str, list[dict[str, float]]],
+    tmp_path: Path,
+    shards: Path,
+    run_ranks: Callable[..., list[int]],
+) -> None:
+    if name.startswith("compiled") and shutil.which("g++") is None:
+        pytest.skip("torch.compile on a CPU needs g++, which is not installed")
+    trained = _trained({name: SLOW[name]}, tmp_path, shards, run_ranks)[name]
+    for tag in ("loss/total_nats", "optimizer/gradient_norm"):
+        assert _scalar(trained, tag) == pytest.approx(_scalar(curves["reference"], tag), rel=1e-5)

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.ranks
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
-STEPS, EVERY = 60, 10
+STEPS, EVERY = 30, 10
 Start = Callable[..., list[subprocess.Popen[str]]]
 Run = Callable[..., list[int]]
 
@@ -29,8 +29,8 @@ def _train(name: str, runs: Path, shards: Path, *more: str) -> list[str]:
         "batch.micro_rows": 2,
         "model.dropout_prob": 0.1,
         "model.attention_dropout_prob": 0.1,
-        "evaluation.every_steps": 25,
-        "evaluation.texts": "['the [MASK] sees the [MASK].', 'a teacher [gMASK]']",
+        "evaluation.every_steps": 12,
+        "evaluation.texts": "['the [MASK] sees.']",
         "checkpoints.every_steps": EVERY,
         "checkpoints.keep_last": 2,
         "timeout_s": 60,
@@ -90,10 +90,10 @@ def test_only_the_newest_checkpoints_stay_and_latest_names_the_last(runs: Path) 
     checkpoints = runs / "unbroken" / "checkpoints"
     assert sorted(p.name for p in checkpoints.iterdir()) == [
         "latest",
-        "step-00000050",
-        "step-00000060",
+        "step-00000020",
+        "step-00000030",
     ]
-    assert (checkpoints / "latest").read_text().strip() == "step-00000060"
+    assert (checkpoints / "latest").read_text().strip() == "step-00000030"
 
 
 def test_a_start_beside_checkpoints_is_refused(runs: Path, shards: Path, run_ranks: Run) -> None:

@@ -183,10 +183,10 @@ def test_ablations_of_training_hold_in_filling(untrained, words):
         blanks=BlankConfig(block_positions="none", mask_tokens="single", block_mask_prob=0.9),
     )  # fmt: skip
     handle.remove()
-    ids, positions, _ = seen[-1]
-    assert int(ids[0, 2]) == words.special.mask
-    assert positions[0, 1].max() == 1
-    assert not (ids == words.special.dblock).any()
+    ids, positions, _ = zip(*seen)
+    assert int(ids[0][0, 2]) == words.special.mask
+    assert len(seen) == 3 and all(positions[0, 1].max() == 1 for positions in positions)
+    assert not (torch.cat(ids, dim=1) == words.special.dblock).any()
 
 
 def test_scores_may_come_from_elsewhere(untrained, words):
@@ -229,6 +229,13 @@ def test_the_command_reads_a_file_and_prints_json(run, capsys, tmp_path):
     assert [blank["text"] for blank in filled["blanks"]] == ["h i", "l"]
 
 
+def test_the_command_searches_by_beams(run, capsys):
+    argv = ["--strategy", "beam", "--num-beams", "2", "--length-penalty", "0.7"]
+    rules = ["--min-tokens", "1", "--no-repeat-ngram", "3", "--repetition-penalty", "1.1"]
+    generate.main(["RUN", "--text", "a b [MASK] d e [MASK] h i j", *argv, *rules])
+    assert capsys.readouterr().out == "a b c d e f g h i j\n"
+
+
 def test_a_bad_line_of_a_file_is_named(run, tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("a [MASK] c\n\nno blank\n", encoding="utf-8")
@@ -245,10 +252,25 @@ def test_a_bad_line_of_a_file_is_named(run, tmp_path):
         ([], "required: RUN"),
         (["RUN"], "one of the arguments --text --input is required"),
         (["RUN", "--text", "no blank"], "holds no blank"),
-        (["RUN", "--text", "a [MASK]", "--top-k", "5"], "--top-k has no effect on a greedy choice"),
+        (
+            ["RUN", "--text", "a [MASK]", "--top-k", "5", "--top-p", "1"],
+            "--top-k, --top-p has no effect with --strategy greedy. Add --strategy sample",
+        ),
+        (
+            ["RUN", "--text", "a [MASK]", "--strategy", "sample", "--num-beams", "5"],
+            "--num-beams has no effect with --strategy sample. Add --strategy beam",
+        ),
+        (
+            ["RUN", "--text", "a [MASK]", "--strategy", "beam", "--temperature", "2"],
+            "--temperature has no effect with --strategy beam. Add --strategy sample",
+        ),
+        (
+            ["RUN", "--text", "a [MASK]", "--min-tokens", "9", "--max-tokens", "3"],
+            "min_tokens must not pass max_tokens = 3, got 9",
+        ),
         (["RUN", "--text", "a [MASK]", "--max-tokens", "0"], "max_tokens must be at least 1"),
         (["RUN", "--input", "nowhere.txt"], "--input nowhere.txt cannot be read"),
-        (["RUN", "--text", "a [MASK]", "--strategy", "beam"], "invalid choice: 'beam'"),
+        (["RUN", "--text", "a [MASK]", "--strategy", "best"], "invalid choice: 'best'"),
     ],
 )
 def test_a_mistake_is_one_message(run, arguments, message):

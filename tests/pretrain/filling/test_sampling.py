@@ -71,7 +71,13 @@ def test_what_is_not_allowed_is_never_drawn():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"strategy": "beam"}, "strategy must be greedy or sample, got 'beam'"),
+        ({"strategy": "best"}, "strategy must be one of greedy, sample, beam, got 'best'"),
+        ({"num_beams": 0}, "num_beams must be at least 1"),
+        ({"length_penalty": -1.0}, r"length_penalty must be 0 or more, got -1\.0"),
+        ({"repetition_penalty": 0.5}, r"repetition_penalty must be at least 1 \(none\)"),
+        ({"no_repeat_ngram": -1}, r"no_repeat_ngram must be 0 \(none\) or more"),
+        ({"min_tokens": 0}, "min_tokens must be at least 1"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must not pass max_tokens = 8, got 9"),
         ({"temperature": 0.0}, r"temperature must be above 0, got 0\.0"),
         ({"top_k": -1}, "top_k must be 0"),
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\]"),

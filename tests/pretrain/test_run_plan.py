@@ -305,6 +305,7 @@ def test_the_command_line_gives_json_and_passes_overrides_on() -> None:
     [
         (["--gpus", "7"], "The nearest sizes are 504 or 560"),
         ([], "plan: the following arguments are required: --gpus"),
+        (["--gpus", "8", "--resume", "auto"], "--resume has no effect on a plan"),
         (["--gpus", "8", "--gpu", "abacus"], "invalid choice: 'abacus'"),
         (["--gpus", "8", "--optimizer.lrr", "1"], "Did you mean 'optimizer.lr'?"),
     ],
