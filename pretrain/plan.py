@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +33,7 @@ from pretrain.planning.state import (
     sent_bytes,
     update_buffer_bytes,
 )
+from pretrain.planning.values import Memory, Plan
 
 __all__ = ["GPUS", "Plan", "in_words", "main", "plan_run"]
 
@@ -40,65 +41,6 @@ RESERVED_BYTES = 2 * 1024**3  # CUDA context, NCCL, cuBLAS
 FRAGMENTATION = 0.05  # of the allocator's bytes
 SECONDS_PER_DAY = 86_400
 VOCABULARY_MULTIPLE = 128  # as pretrain/setup.py pads the token table
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one GPU. activations and buffers are those of the fuller moment."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    buffers: float
-    peak_at: str  # "backward" or "update"
-    reserved: float  # context, communication library and fragmentation
-    on_host: float  # bytes a rank that DeepSpeed's file sends to the host or to NVMe
-
-    @property
-    def total(self) -> float:
-        """All parts on the GPU."""
-        parts = self.weights + self.gradients + self.optimizer
-        return parts + self.activations + self.buffers + self.reserved
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run will take; bytes and tokens as plain numbers."""
-
-    name: str
-    num_gpus: int
-    gpu: Gpu
-    precision: str
-    zero_stage: int
-    num_parameters: int
-    vocab_size: int  # rows of the token table
-    vocabulary_origin: str
-    rows_origin: str
-    global_rows: int
-    row_tokens: int
-    micro_rows: int
-    accumulation: int
-    steps: int
-    source_tokens_per_step: float
-    tokens_per_step: float  # without padding
-    positions_per_step: int
-    targets_per_step: float
-    epochs: float | None  # passes over the corpus; None where the corpus is not known
-    memory: Memory
-    fits: bool
-    largest_micro_rows: int | None  # that fits; None where not even one row does
-    checkpoint: dict[str, float]
-    checkpoints_on_disk: int  # while one is being written
-    sent_bytes_per_step: float  # by each GPU
-    flop_per_step: float
-    mfu: float
-    days: float
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
-        memory = asdict(self.memory) | {"total": self.memory.total}
-        return asdict(self) | {"memory": memory}
 
 
 def plan_run(
@@ -305,7 +247,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments, rest = parser().parse_known_args(argv)
     from pretrain.cli import parse_train
 
-    config, _ = parse_train(rest)
+    config, resume = parse_train(rest)
+    if resume is not None:
+        raise ValueError("plan: --resume has no effect on a plan. Leave it out.")
     plan = plan_run(
         config,
         num_gpus=arguments.gpus,

@@ -20,7 +20,7 @@ Two things hang on the device. A dropout mask is a byte an entry on a GPU, an el
 attention with dropout on a CPU is not fused: it keeps scaled copies of q, k and v and three T x T
 matrices a head (weights, mask, what is left), but neither q, k, v nor the additive mask.
 
-No torch here; tests/pretrain/test_plan.py counts live storages against it.
+No torch here; tests/pretrain/test_run_plan.py counts live storages against it.
 """
 
 import math

@@ -1,14 +1,10 @@
 """A plan told to a person, in lines of text."""
 
-from typing import TYPE_CHECKING
-
 from pretrain.planning.gpus import GIB
-
-if TYPE_CHECKING:
-    from pretrain.plan import Plan
+from pretrain.planning.values import Plan
 
 
-def in_words(plan: "Plan") -> str:
+def in_words(plan: Plan) -> str:
     """The plan as a page for a terminal."""
     return "\n".join(
         [
@@ -46,7 +42,7 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / 1024**2:.1f} MiB"
 
 
-def _step_lines(plan: "Plan") -> list[str]:
+def _step_lines(plan: Plan) -> list[str]:
     padding = 1 - plan.tokens_per_step / plan.positions_per_step
     lines = [
         f"an update     {plan.global_rows} rows of {plan.row_tokens} = {plan.micro_rows} rows a "
@@ -63,7 +59,7 @@ def _step_lines(plan: "Plan") -> list[str]:
     return lines
 
 
-def _memory_lines(plan: "Plan") -> list[str]:
+def _memory_lines(plan: Plan) -> list[str]:
     memory = plan.memory
     parts = {
         "weights": memory.weights,
@@ -81,7 +77,7 @@ def _memory_lines(plan: "Plan") -> list[str]:
     return [*lines, _verdict(plan)]
 
 
-def _verdict(plan: "Plan") -> str:
+def _verdict(plan: Plan) -> str:
     best = plan.largest_micro_rows
     if plan.fits:
         more = "" if best == plan.micro_rows else f"; batch.micro_rows {best} would fit too"
@@ -94,7 +90,7 @@ def _verdict(plan: "Plan") -> str:
     )
 
 
-def _cost_lines(plan: "Plan") -> list[str]:
+def _cost_lines(plan: Plan) -> list[str]:
     whole = sum(plan.checkpoint.values())
     shards, weights = (size(plan.checkpoint[k]) for k in ("deepspeed_shards", "model_safetensors"))
     seconds = plan.days * 86_400 / plan.steps

@@ -12,7 +12,7 @@ gradient (those of numerics.reduction_dtype), AdamW:
 12 is an fp32 copy of the weights and two moments; stages 1 to 3 keep the copy in fp32 too. Traffic
 is times (N - 1) / N; an all-reduce sends twice, reduce-scatter and all-gather once: ZeRO
 (Rajbhandari et al. 2020), section 7. Sizes were compared with DeepSpeed 0.19.8, see
-tests/pretrain/test_plan_deepspeed.py.
+tests/pretrain/test_run_plan_deepspeed.py.
 """
 
 from dataclasses import dataclass
