@@ -19,7 +19,7 @@ import torch
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.filling.fill import Filled, FilledBlank, fill
-from pretrain.filling.sampling import FillSettings
+from pretrain.filling.sampling import STRATEGIES, FillSettings
 from pretrain.filling.text import check_blanks
 from pretrain.models.backbone import Backbone, num_positions
 
@@ -67,6 +67,20 @@ def load_run(folder: Path, step: int | None = None) -> TrainedRun:
     )
 
 
+_ONLY_WITH = {
+    "sample": ("temperature", "top_k", "top_p"),
+    "beam": ("num_beams", "length_penalty"),
+}
+_ALWAYS = {
+    "max_tokens": "longest filling of a blank, in tokens",
+    "min_tokens": "shortest filling of a blank, in tokens",
+    "repetition_penalty": "above 1: what a blank already holds becomes less probable",
+    "no_repeat_ngram": "no sequence of this many tokens twice in a blank; 0: any",
+    "batch_texts": "texts that go through the model together",
+    "seed": "of the draws",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors are ValueErrors, which `python -m pretrain` turns into one line and exit code 2."""
 
@@ -88,34 +102,42 @@ def parser() -> argparse.ArgumentParser:
     texts.add_argument("--input", type=Path, help="file with one such text a line")
     made.add_argument("--json", action="store_true", help="print all there is to know, as JSON")
     made.add_argument("--checkpoint", type=int, metavar="STEP", help="default: the newest")
-    made.add_argument("--strategy", choices=("greedy", "sample"), default="greedy")
-    for name, kind in (("temperature", float), ("top_k", int), ("top_p", float)):
-        default = getattr(FillSettings, name)
-        flag = f"--{name.replace('_', '-')}"
-        made.add_argument(flag, type=kind, default=None, help=f"with sample; default {default}")
-    made.add_argument("--seed", type=int, default=FillSettings.seed)
     made.add_argument(
-        "--max-tokens", type=int, default=FillSettings.max_tokens, help="longest filling, in tokens"
+        "--strategy",
+        choices=STRATEGIES,
+        default=FillSettings.strategy,
+        help="the most probable token each time, one drawn at random, or the best of several "
+        "fillings that are followed at once; default %(default)s",
     )
+    for strategy, names in _ONLY_WITH.items():
+        for name in names:
+            default = getattr(FillSettings, name)
+            said = f"with {strategy}; default {default}"
+            made.add_argument(_flag(name), type=type(default), default=None, help=said)
+    for name, said in _ALWAYS.items():
+        default = getattr(FillSettings, name)
+        made.add_argument(
+            _flag(name), type=type(default), default=default, help=f"{said}; default {default}"
+        )
     return made
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def settings_of(arguments: argparse.Namespace) -> FillSettings:
     """The settings that the command line asks for; ValueError where they contradict each other."""
-    only_sample = {
-        name: value
-        for name in ("temperature", "top_k", "top_p")
-        if (value := getattr(arguments, name)) is not None
-    }
-    if arguments.strategy == "greedy" and only_sample:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in only_sample)
-        raise ValueError(f"{flags} has no effect on a greedy choice. Add --strategy sample.")
-    return FillSettings(
-        strategy=arguments.strategy,
-        seed=arguments.seed,
-        max_tokens=arguments.max_tokens,
-        **only_sample,
-    )
+    given = {name: getattr(arguments, name) for name in _ALWAYS}
+    for strategy, names in _ONLY_WITH.items():
+        chosen = {n: value for n in names if (value := getattr(arguments, n)) is not None}
+        if chosen and arguments.strategy != strategy:
+            raise ValueError(
+                f"{', '.join(map(_flag, chosen))} has no effect with --strategy "
+                f"{arguments.strategy}. Add --strategy {strategy}."
+            )
+        given |= chosen
+    return FillSettings(strategy=arguments.strategy, **given)
 
 
 def texts_of(arguments: argparse.Namespace) -> list[str]:

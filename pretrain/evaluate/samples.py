@@ -4,13 +4,18 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pretrain.filling.fill import fill, next_scores
+from pretrain.filling.fill import fill
+from pretrain.filling.reading import next_scores
 from pretrain.models.backbone import Backbone
 from pretrain.setup import Setup
 
 
 class NextScores:
-    """Asks a sharded model for the next token through the engine, in an objective's place."""
+    """Asks a sharded model for the next token through the engine, in an objective's place.
+
+    Whole rows each time, without a cache: every token gathers all parameters anyway, and the texts
+    of an evaluation are few.
+    """
 
     def loss_terms(self, backbone: Backbone, inputs: Mapping[str, Tensor]) -> Tensor:
         """Scores of the next token, fp32 (N, V)."""

@@ -5,29 +5,27 @@
 Blanks of a text are filled from left to right, each as training wrote it: sop at the place of its
 mask, the block position counting from 1, eop at its end. A text that ends with [gMASK] has its
 other blanks filled first and is then continued (the suffix form; eos ends it). Rows are built by
-the BlankTransform that trained the model, so that its ablations hold here too. A blank gets at
-least one token, and never a special one. GLM (Du et al. 2022), sections 2.1 and 2.2.
+the BlankTransform that trained the model, so that its ablations hold here too, and read with a
+cache. A blank gets at least one token, and never a special one. GLM (Du et al. 2022), sections 2.1
+and 2.2.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
-from kernels.visibility import Visibility
-from pretrain.filling.rows import WrittenText, blank_rows, source_tokens, transform_of, usable_ids
+from pretrain.filling.beam import search_blanks
+from pretrain.filling.constraints import Rules
+from pretrain.filling.draft import Draft, begin_blanks
+from pretrain.filling.reading import AnewReader, CachedReader, Reader, Scores
+from pretrain.filling.rows import source_tokens, transform_of, usable_ids
 from pretrain.filling.sampling import FillSettings, choose_tokens
 from pretrain.filling.text import BlankedText, parse
-from pretrain.filling.unpacked import tensors_of, unpacked
-from pretrain.models.backbone import Backbone, check_positions
-
-Scores = Callable[[Mapping[str, Tensor]], Tensor]
+from pretrain.models.backbone import Backbone
 
 
 @dataclass(frozen=True)
@@ -49,49 +47,8 @@ class Filled:
     blanks: list[FilledBlank]
 
 
-@dataclass
-class Draft:
-    """A text while its blanks are being written, from left to right."""
-
-    segments: list[NDArray[np.int32]]
-    marks: list[str]
-    generator: torch.Generator
-    is_suffix: bool = False
-    ends_document: bool = False
-    written: list[list[int]] = field(default_factory=list)  # of each blank that was begun
-    log_probs: list[list[float]] = field(default_factory=list)
-    complete: list[bool] = field(default_factory=list)  # of each blank that is done
-
-    @property
-    def done(self) -> bool:
-        return len(self.complete) == len(self.marks)
-
-    @property
-    def current(self) -> list[int]:
-        """The tokens of the blank that is being written."""
-        if len(self.written) == len(self.complete):
-            self.written.append([])
-            self.log_probs.append([])
-        return self.written[-1]
-
-    def with_placeholders(self) -> WrittenText:
-        """The text with one more token in the current blank, and one in each that is to come."""
-        num_begun = len(self.complete) + 1
-        blanks = [*self.written[: num_begun - 1], [*self.current, 0]]
-        blanks += [[0]] * (len(self.marks) - num_begun)
-        return self._text(blanks)
-
-    def tokens(self) -> NDArray[np.int32]:
-        """The finished text."""
-        return self._text(self.written).tokens()
-
-    def _text(self, blanks: Sequence[Sequence[int]]) -> WrittenText:
-        contents = [np.array(ids, np.int32) for ids in blanks]
-        return WrittenText(self.segments, self.marks, contents, self.ends_document)
-
-
 class Writer:
-    """Writes the blanks of many drafts, one token of each at a time, by asking the model anew."""
+    """Writes the blanks of many drafts, one token of each at a time."""
 
     def __init__(
         self,
@@ -99,7 +56,7 @@ class Writer:
         tokenizer: Tokenizer,
         settings: FillSettings,
         blanks: BlankConfig,
-        scores: Scores,
+        scores: Scores | None,
     ) -> None:
         self.backbone, self.settings, self.scores = backbone, settings, scores
         self.special = tokenizer.special
@@ -108,68 +65,78 @@ class Writer:
         # Token n of a blank stands at block position n + 1, its sop at 1; both must lie inside the
         # table, since the blanks behind it are read with them.
         self.max_tokens = min(settings.max_tokens, backbone.num_positions - 2)
+        if settings.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most {self.max_tokens}, the longest blank that the "
+                f"position table of this model reaches, got {settings.min_tokens}."
+            )
 
     def write(self, drafts: Sequence[Draft]) -> None:
         """Write all blanks of all drafts, which are either all suffixes or none."""
-        for first in range(0, len(drafts), self.settings.batch_texts):
-            batch = drafts[first : first + self.settings.batch_texts]
-            while open_drafts := [draft for draft in batch if not draft.done]:
-                self._write_one_token(open_drafts)
+        drafts = [draft for draft in drafts if not draft.done]
+        by_beams = self.settings.strategy == "beam"
+        num_rows = self.settings.num_beams if by_beams else 1
+        step = max(1, self.settings.batch_texts // num_rows)
+        for first in range(0, len(drafts), step):
+            batch = drafts[first : first + step]
+            if by_beams:
+                self._search(batch)
+            else:
+                self._write_along(batch)
 
-    def _write_one_token(self, drafts: Sequence[Draft]) -> None:
-        logits_NV = self._next_logits(drafts)
-        allowed_NV = self.usable_V.repeat(len(drafts), 1)
-        for row, draft in enumerate(drafts):
-            allowed_NV[row, self._ends(draft)] = bool(draft.current)
-        chosen_N = choose_tokens(
-            logits_NV, allowed_NV, self.settings, [d.generator for d in drafts]
-        )
-        log_probs_N = logits_NV.log_softmax(dim=-1).cpu().gather(1, chosen_N[:, None])
-        for draft, token, log_prob in zip(drafts, chosen_N.tolist(), log_probs_N[:, 0].tolist()):
-            self._take(draft, token, log_prob)
+    def _write_along(self, drafts: Sequence[Draft]) -> None:
+        """Write one token after the other, greedily or drawn."""
+        rules, reader = self._rules(drafts), self._reader(len(drafts))
+        begin_blanks(self.transform, drafts, rules.max_tokens)
+        rows = None
+        while drafts:
+            logits_NV = reader(drafts, rows=rows)
+            chosen_N = choose_tokens(
+                rules.penalised(logits_NV, drafts),
+                rules.allowed(drafts),
+                self.settings,
+                [draft.generator for draft in drafts],
+            )
+            log_probs_N1 = logits_NV.log_softmax(dim=-1).cpu().gather(1, chosen_N[:, None])
+            for draft, token, log_prob in zip(drafts, chosen_N.tolist(), log_probs_N1.flatten()):
+                rules.take(draft, token, float(log_prob))
+            rows = _open_rows(drafts)
+            drafts = [drafts[row] for row in rows]
+            begun = [draft for draft in drafts if draft.between_blanks]
+            begin_blanks(self.transform, begun, rules.max_tokens)
 
-    def _take(self, draft: Draft, token: int, log_prob: float) -> None:
-        blank, ended = draft.current, token in self._ends(draft)
-        draft.log_probs[-1].append(log_prob)
-        if not ended:
-            blank.append(token)
-        if ended or len(blank) == self.max_tokens:
-            draft.complete.append(ended)
+    def _search(self, drafts: Sequence[Draft]) -> None:
+        """Search the best filling of the first blank of each, then of the second, ..."""
+        rules = self._rules(drafts)
+        while drafts:
+            begin_blanks(self.transform, drafts, rules.max_tokens)
+            reader = self._reader(len(drafts) * self.settings.num_beams)
+            search_blanks(drafts, reader, rules)
+            drafts = [draft for draft in drafts if not draft.done]
 
-    def _ends(self, draft: Draft) -> list[int]:
-        return [self.special.eop, self.special.eos] if draft.is_suffix else [self.special.eop]
+    def _reader(self, num_rows: int) -> Reader:
+        if self.scores is not None:
+            return AnewReader(self.backbone, self.scores)
+        return CachedReader(self.backbone, num_rows)
 
-    def _next_logits(self, drafts: Sequence[Draft]) -> Tensor:
-        """Scores of the next token of each draft's current blank: fp32 (N, V)."""
-        texts = [draft.with_placeholders() for draft in drafts]
-        rows = blank_rows(self.transform, texts, suffix=drafts[0].is_suffix)
-        # Part B: each finished blank behind its sop, then sop and what the current one has so far.
-        written = [sum(len(ids) + 1 for ids in d.written) for d in drafts]
-        last_N = torch.from_numpy(rows.sep_N) + torch.tensor(written) - 1
-        inputs = _cut_behind(tensors_of(unpacked(rows)), last_N) | {"last": last_N}
-        check_positions(inputs["positions"], self.backbone.num_positions)
-        return self.scores({name: t.to(self.usable_V.device) for name, t in inputs.items()})
-
-
-def _cut_behind(inputs: dict[str, Tensor], last_N: Tensor) -> dict[str, Tensor]:
-    """`inputs` with what stands behind position `last` of each row turned into padding."""
-    num_columns = int(last_N.max()) + 1
-    inside_NT = torch.arange(num_columns) <= last_N[:, None]
-    cut = {name: values[..., :num_columns] for name, values in inputs.items()}
-    cut["document"] = cut["document"].masked_fill(~inside_NT, -1)
-    cut["positions"] = cut["positions"] * inside_NT[:, None]
-    return cut | {name: cut[name] * inside_NT for name in ("ids", "lo", "hi")}
+    def _rules(self, drafts: Sequence[Draft]) -> Rules:
+        special = self.special
+        ends = (special.eop, special.eos) if drafts[0].is_suffix else (special.eop,)
+        return Rules(self.settings, self.usable_V, ends, self.max_tokens)
 
 
-def next_scores(backbone: Backbone, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Scores, fp32 (N, V), of what follows position `last` (N,) of each row of `inputs`.
+def _open_rows(drafts: Sequence[Draft]) -> list[int]:
+    """The drafts that are not done; where one is, the last open one takes its place.
 
-    inputs: those of unpacked.tensors_of, and `last`, all on the device of the weights.
+    So few rows of a cache move, however many drafts end.
     """
-    visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
-    hidden_NTD = backbone(inputs["ids"], inputs["positions"], visibility)
-    row_N = torch.arange(len(hidden_NTD), device=hidden_NTD.device)
-    return backbone.logits(hidden_NTD[row_N, inputs["last"]]).float()
+    rows = list(range(len(drafts)))
+    for row in reversed(range(len(drafts))):
+        if drafts[row].done:
+            last = rows.pop()
+            if row < len(rows):
+                rows[row] = last
+    return rows
 
 
 @torch.no_grad()
@@ -185,16 +152,16 @@ def fill(
     """Every text with its [MASK], [sMASK] and [gMASK] filled.
 
     blanks: how the model was trained, by default BlankConfig(). scores: how the model is asked, by
-    default next_scores(backbone, ...); where weights are sharded, a call through the engine, which
-    every rank then makes equally often. The model is put into evaluation mode and left as it was.
+    default with a cache; where weights are sharded, a call through the engine with whole rows,
+    which every rank then makes equally often. The model is put into evaluation mode and left as it
+    was.
     Raises ValueError for a text without a blank or too long for the model.
     """
     settings, blanks = settings or FillSettings(), blanks or BlankConfig()
     parsed = [parse(text, tokenizer) for text in texts]
     for text in parsed:
         _check_length(text, source_tokens(backbone))
-    ask = scores or partial(next_scores, backbone)
-    writer = Writer(backbone, tokenizer, settings, blanks, ask)
+    writer = Writer(backbone, tokenizer, settings, blanks, scores)
     was_training = backbone.training
     backbone.eval()
     try:
