@@ -52,6 +52,11 @@ def complete(
         # The client's AdamW serves offloaded states too; DeepSpeed's own needs a compiler.
         "zero_force_ds_cpu_optimizer": (False, "optimizer"),
     }
+    if precision == "bf16" and stage(settings) == 0:
+        raise ValueError(
+            f"{path}: ZeRO stage 0 keeps no fp32 master weights, which precision bf16 needs. Set "
+            f"zero_optimization.stage to 1, 2 or 3 in {path.name}, or precision to fp32."
+        )
     for key, (value, source) in filled.items():
         settings[key] = _merged(path, key, settings.get(key), value, source)
     return settings

@@ -68,6 +68,11 @@ def test_a_contradiction_names_file_and_recipe(
     assert said in str(refused.value)
 
 
+def test_bf16_without_master_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"ds\.json: ZeRO stage 0 keeps no fp32 master weights"):
+        _complete(_file(tmp_path, {}), precision="bf16")
+
+
 def test_an_equal_value_is_no_contradiction(tmp_path: Path) -> None:
     bf16 = {"enabled": False, "immediate_grad_update": True}
     made = _complete(_file(tmp_path, {"gradient_clipping": 0.5, "bf16": bf16}))
