@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 
 def _train(argv: Sequence[str]) -> None:
     from pretrain.cli import parse_train
 
-    config, resume = parse_train(argv)
+    config, start = parse_train(argv)
     if not (Path(config.data.shards) / "manifest.json").is_file():
         raise ValueError(
             f"data.shards: no prepared shards in {config.data.shards}. Make them with: "
@@ -25,10 +26,10 @@ def _train(argv: Sequence[str]) -> None:
     _log_to_stderr()
     from pretrain.train import run
 
-    if run(config, resume) is not None:
-        from pretrain.stopping import EXIT_CODE
+    from pretrain.stopping import EXIT_CODE
 
-        sys.exit(EXIT_CODE)
+    stopped_by = run(config, start)
+    _leave_at_once(0 if stopped_by is None else EXIT_CODE)
 
 
 def _generate(argv: Sequence[str]) -> None:
@@ -42,6 +43,13 @@ def _plan(argv: Sequence[str]) -> None:
     from pretrain.plan import main as plan
 
     plan(argv)
+
+
+def _export(argv: Sequence[str]) -> None:
+    from pretrain.export import main as export
+
+    _log_to_stderr()
+    export(argv)
 
 
 def _data(argv: Sequence[str]) -> None:
@@ -60,6 +68,7 @@ VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (_train, "train from a recipe under DeepSpeed"),
     "plan": (_plan, "memory, disk, traffic and days of a run, before it is started"),
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
+    "export": (_export, "write the model of a run as one folder, to be handed over"),
     "status": (_status, "say what a run is doing and when it will end"),
     "data": (_data, "prepare, inspect, verify and count shards (python -m data_pipeline)"),
 }
@@ -80,6 +89,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """End the process without the interpreter's own exit.
+
+    Threads of gloo outlive their process group and abort that exit now and then ("terminate called
+    without an active exception", exit code -6), which a launcher would take for a lost run. All
+    that a training writes is on the disk by now.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _fail(message: str) -> None:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
 import xxhash
 
 logger = logging.getLogger(__name__)
@@ -88,8 +86,8 @@ def choose(run_folder: Path, step: int | None = None) -> Path:
     return found
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The whole weights of a complete checkpoint, on the CPU, after checking size and hash.
+def checked_weights(folder: Path) -> Path:
+    """The file with the whole weights of a complete checkpoint, after checking size and hash.
 
     Raises ValueError naming the file where it is damaged.
     """
@@ -97,7 +95,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     error = damage(folder, manifest, [WEIGHTS])
     if error:
         raise ValueError(error)
-    return safetensors.torch.load_file(folder / WEIGHTS)
+    return folder / WEIGHTS
 
 
 def read_manifest(folder: Path) -> Manifest:

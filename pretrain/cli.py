@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from jsonargparse import (
@@ -116,13 +116,26 @@ def train_parser() -> OneLineParser:
         help="auto: go on from the newest complete checkpoint of the run folder, or start where "
         "there is none; PATH: go on from that checkpoint folder",
     )
+    parser.add_argument(
+        "--init-from",
+        type=str | None,
+        default=None,
+        help="begin with the weights of another run and everything else anew: a run folder, one of "
+        "its checkpoints, or a folder that `export` wrote",
+    )
     parser.add_class_arguments(Config, None, fail_untyped=True)
     return parser
 
 
-def parse_train(argv: Sequence[str]) -> tuple[Config, str | None]:
-    """The config and the value of --resume that `argv` asks for; leaves with exit code 2 on a
-    mistake.
+class Start(NamedTuple):
+    """How a run begins: afresh, on from a checkpoint, or with the weights of another run."""
+
+    resume: str | None = None  # auto, or the path of a checkpoint
+    init_from: str | None = None  # path of a run, a checkpoint or an exported folder
+
+
+def parse_train(argv: Sequence[str]) -> tuple[Config, Start]:
+    """The config and the beginning that `argv` asks for; leaves with exit code 2 on a mistake.
 
     Launchers put --local_rank=N before the user's arguments; the rank is read from the environment
     instead.
@@ -136,8 +149,8 @@ def parse_train(argv: Sequence[str]) -> tuple[Config, str | None]:
         made = parser.instantiate(parsed)
     except ValueError as error:
         parser.error(str(error))
-    values = {k: v for k, v in vars(made).items() if k not in ("config", "resume")}
-    return _config(parser, values), made.resume
+    values = {k: v for k, v in vars(made).items() if k not in ("config", *Start._fields)}
+    return _config(parser, values), Start(made.resume, made.init_from)
 
 
 def _config(parser: OneLineParser, values: dict[str, Any]) -> Config:

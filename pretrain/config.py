@@ -27,7 +27,8 @@ class DataConfig:
     """Processes a rank that build batches ahead; 0 builds them in the training process. Never
     changes the rows."""
     allow_other_data: bool = False
-    """Whether a resume may continue on shards whose fingerprint differs from the checkpoint's."""
+    """Whether a resume may continue on shards whose fingerprint differs from the checkpoint's, and
+    --init-from may take weights trained with another tokenizer."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:

@@ -52,7 +52,10 @@ class Engine:
         optimizer: OptimizerConfig,
         settings: dict[str, Any],
         world: World,
+        first_weights: Callable[[str], torch.Tensor] | None = None,
     ) -> None:
+        """first_weights(name): called on rank 0 alone, the weights to begin with; None leaves them
+        as make_model drew them."""
         self.world = world
         self.stage = stage(settings)
         self.accumulation: int = settings["gradient_accumulation_steps"]
@@ -62,6 +65,8 @@ class Engine:
         # CPU.
         with deepspeed.zero.Init(config_dict_or_path=settings, enabled=self.stage == 3):
             model = make_model()
+        if first_weights is not None:
+            self._begin_with(model, first_weights)
         self.num_parameters = {
             trains: sum(_size(p) for p in model.parameters() if p.requires_grad is trains)
             for trains in (True, False)
@@ -70,6 +75,20 @@ class Engine:
         self.deepspeed = deepspeed.initialize(
             model=model, optimizer=_adamw(model, decays, optimizer), config=settings
         )[0]
+
+    @torch.no_grad()
+    def _begin_with(self, model: nn.Module, weight: Callable[[str], torch.Tensor]) -> None:
+        """Copy weights from rank 0 to all, one parameter at a time.
+
+        Before deepspeed.initialize, which makes its fp32 copies of what it finds, and at the stages
+        below 3 hands rank 0's parameters to all.
+        """
+        for name, parameter in model.named_parameters():
+            with deepspeed.zero.GatheredParameters(
+                [parameter], modifier_rank=0, enabled=self.stage == 3
+            ):
+                if self.world.leads:
+                    parameter.copy_(weight(name))
 
     def forward(self, *args: Any) -> Any:
         """The module's outputs for `args`, with parameters gathered as they are needed."""

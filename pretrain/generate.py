@@ -12,59 +12,47 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-import torch
-
-from data_pipeline.tokenizer import Tokenizer, open_tokenizer
-from data_pipeline.transforms.blank import BlankConfig
+from data_pipeline.tokenizer import open_tokenizer
 from pretrain.filling.fill import Filled, FilledBlank, fill
 from pretrain.filling.sampling import STRATEGIES, FillSettings
 from pretrain.filling.text import check_blanks
-from pretrain.models.backbone import Backbone, num_positions
+from pretrain.models.backbone import num_positions
+from pretrain.trained import TrainedRun, backbone_of
+from pretrain.weights import WeightFiles
 
 __all__ = ["Filled", "FilledBlank", "FillSettings", "TrainedRun", "fill", "load_run", "main"]
-
-
-class TrainedRun(NamedTuple):
-    """What a run folder alone gives back."""
-
-    backbone: Backbone
-    tokenizer: Tokenizer
-    blanks: BlankConfig  # how it was trained
 
 
 def load_run(folder: Path, step: int | None = None) -> TrainedRun:
     """The model of a run folder after `step` updates (None: the newest checkpoint), in fp32.
 
-    It goes to the GPU where there is one. Raises ValueError where the folder or a file of it is
-    missing, damaged or of another model.
+    folder: of a run, or one that `export` wrote, which knows no steps. The model lies on the GPU
+    where there is one. Raises ValueError where the folder or a file of it is missing, damaged or of
+    another model.
     """
-    from pretrain.checkpoint_files import choose, read_weights
+    from pretrain import exported
+    from pretrain.checkpoint_files import checked_weights, choose
     from pretrain.cli import config_from_yaml
     from pretrain.run_folder import RunFolder
 
+    if exported.is_exported(folder):
+        if step is not None:
+            raise ValueError(
+                f"{folder} is an exported model, it holds one step. Leave out the step."
+            )
+        return exported.load(folder)
     run = RunFolder(folder)
     config = config_from_yaml(run.config)
     saved = choose(folder, step)
-    weights = {n.removeprefix("backbone."): w.float() for n, w in read_weights(saved).items()}
-    with torch.device("meta"):
-        backbone = Backbone(
-            config.model,
-            vocab_size=len(weights["embedding.token_table"]),
-            num_positions=num_positions(config.model, config.data.packing.source_tokens),
-        )
-    try:
-        backbone.load_state_dict(weights, assign=True)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{saved} does not fit {run.config}: {' '.join(str(error).split())}"
-        ) from None
-    return TrainedRun(
-        backbone=backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval(),
-        tokenizer=open_tokenizer(run.tokenizer),
-        blanks=config.objectives.glm.blanks,
+    backbone = backbone_of(
+        WeightFiles.open([checked_weights(saved)]),
+        config.model,
+        num_positions=num_positions(config.model, config.data.packing.source_tokens),
+        source=saved,
     )
+    return TrainedRun(backbone, open_tokenizer(run.tokenizer), config.objectives.glm.blanks)
 
 
 _ONLY_WITH = {
@@ -91,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The arguments of `python -m pretrain generate`."""
     made = _Parser(prog="pretrain generate", description="Fill blanks and continue texts.")
-    made.add_argument("run", type=Path, metavar="RUN", help="run folder, as runs/demo")
+    made.add_argument("run", type=Path, metavar="RUN", help="run folder, or exported model")
     texts = made.add_mutually_exclusive_group(required=True)
     texts.add_argument(
         "--text",

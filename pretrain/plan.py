@@ -247,9 +247,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments, rest = parser().parse_known_args(argv)
     from pretrain.cli import parse_train
 
-    config, resume = parse_train(rest)
-    if resume is not None:
-        raise ValueError("plan: --resume has no effect on a plan. Leave it out.")
+    config, start = parse_train(rest)
+    for flag, value in start._asdict().items():
+        if value is not None:
+            name = flag.replace("_", "-")
+            raise ValueError(f"plan: --{name} has no effect on a plan. Leave it out.")
     plan = plan_run(
         config,
         num_gpus=arguments.gpus,

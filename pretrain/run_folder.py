@@ -3,6 +3,7 @@
 runs/NAME/config.yaml          the recipe as it was resolved
          ds_config.json        DeepSpeed's settings as they were completed
          tokenizer/            a copy, so that the folder alone can fill blanks
+         init_from.txt         whose weights it began with, where --init-from named some
          metrics.jsonl         a line a step
          tensorboard/          the same as curves
          checkpoints/          step-00000120/ ... and `latest`
@@ -86,6 +87,18 @@ class RunFolder:
         self.config.write_text(config_to_yaml(config), encoding="utf-8")
         text = json.dumps(deepspeed_settings, indent=2) + "\n"
         (self.path / "ds_config.json").write_text(text, encoding="utf-8")
+
+    @property
+    def origin(self) -> Path:
+        """Names the weights that the run began with, where it began with others'."""
+        return self.path / "init_from.txt"
+
+    def note_origin(self, init_from: str | None) -> None:
+        """Keep what --init-from said, for the model card; None: the weights were drawn."""
+        if init_from is None:
+            self.origin.unlink(missing_ok=True)
+        else:
+            self.origin.write_text(f"{init_from}\n", encoding="utf-8")
 
     def changes(self, config: Config) -> list[str]:
         """Settings of `config` that differ from the ones this folder was last written with, as

@@ -5,6 +5,7 @@ there is one
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from data_pipeline.protocols import Transform
 from data_pipeline.shards import Shards
 from kernels.dispatch import choose_backend
 from pretrain import checkpoint, checkpoint_files, deepspeed_settings
+from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.models.backbone import Backbone, decays, num_positions
@@ -23,6 +25,8 @@ from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of
 from pretrain.run_folder import RunFolder
+from pretrain.warm_start import check_source, open_source
+from pretrain.weights import shapes_of
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
@@ -46,16 +50,14 @@ class Setup:
     positions: dict[str, Position]  # where each objective's stream goes on
 
 
-def set_up(
-    config: Config, shards: Shards, folder: RunFolder, resume: str | None, world: World
-) -> Setup:
+def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, world: World) -> Setup:
     """Build or restore the run. Raises ValueError for what the user can mend; the same on every
     rank."""
     found, error = None, None
     if world.leads:
         try:
             folder.lock()
-            found = checkpoint_files.find(folder.checkpoints, resume)
+            found = checkpoint_files.find(folder.checkpoints, start.resume)
         except ValueError as problem:
             error = str(problem)
     world.agree(error)
@@ -78,8 +80,9 @@ def set_up(
         return ObjectiveModel(make_backbone(config, vocab_size))
 
     engine = Engine(
-        make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world
-    )
+        make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world,
+        first_weights=_first_weights(config, shards, folder, start, world, make_model),
+    )  # fmt: skip
     if config.memory.compile == "layers":
         compile_layers(engine.module, world.device, config.memory)
     setup = Setup(
@@ -91,11 +94,43 @@ def set_up(
     if found is not None:
         setup = _restored(setup, found)
     if world.leads:
+        if found is None:
+            folder.note_origin(start.init_from)
         for change in folder.changes(config):
             logger.info("changed since the last start of this run: %s", change)
         folder.describe(config, settings)
         shards.tokenizer().save(folder.tokenizer)
     return setup
+
+
+def _first_weights(
+    config: Config,
+    shards: Shards,
+    folder: RunFolder,
+    start: Start,
+    world: World,
+    make_model: Callable[[], ObjectiveModel],
+) -> Callable[[str], torch.Tensor] | None:
+    """How rank 0 reads each weight that --init-from begins with; None: as they are drawn."""
+    if start.init_from is None:
+        return None
+    source, error = None, None
+    if world.leads:
+        try:
+            source = open_source(start.init_from, start.resume, folder.checkpoints)
+            with torch.device("meta"):
+                needed = shapes_of(make_model())
+            vocabulary = None if config.data.allow_other_data else shards.tokenizer().fingerprint
+            check_source(source, needed, vocabulary)
+            logger.info("weights to begin with: %s", source.path)
+        except ValueError as problem:
+            error = str(problem)
+    world.agree(error)
+    return source.weights.tensor if source else _only_rank_0_reads
+
+
+def _only_rank_0_reads(name: str) -> torch.Tensor:
+    raise AssertionError(f"{name} is read by rank 0, which hands it to the others")
 
 
 def make_backbone(config: Config, vocab_size: int) -> Backbone:

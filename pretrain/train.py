@@ -15,6 +15,7 @@ from pathlib import Path
 from data_pipeline.loader import Batch, Position, training_batches, validation_batches
 from data_pipeline.shards import open_shards
 from pretrain import checkpoint
+from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.evaluate.held_out import held_out_nats
 from pretrain.evaluate.samples import filled_texts
@@ -31,12 +32,12 @@ from pretrain.world import join_world, leave_world
 logger = logging.getLogger(__name__)
 
 
-def run(config: Config, resume: str | None) -> str | None:
+def run(config: Config, start: Start) -> str | None:
     """Train as `config` says, on the ranks that the environment describes.
 
     Returns why the run saved itself and stopped before its last step, or None where it is done.
-    Raises ValueError for what the user can mend: missing shards, a wrong --resume, sizes that do
-    not fit.
+    Raises ValueError for what the user can mend: missing shards, a wrong --resume or
+    --init-from, sizes that do not fit.
     """
     shards = open_shards(Path(config.data.shards))
     world = join_world(config.timeout_s, config.interface)
@@ -44,7 +45,7 @@ def run(config: Config, resume: str | None) -> str | None:
     try:
         if not world.leads:
             logging.getLogger().setLevel(logging.WARNING)
-        return train(set_up(config, shards, folder, resume, world))
+        return train(set_up(config, shards, folder, start, world))
     finally:
         folder.unlock()
         leave_world()

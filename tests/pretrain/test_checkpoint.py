@@ -79,7 +79,8 @@ def test_never_a_fresh_start_by_mistake(
 
 
 def test_weights_come_back_whole(root: Path) -> None:
-    weights = checkpoint.read_weights(checkpoint.choose(root.parent))
+    path = checkpoint.checked_weights(checkpoint.choose(root.parent))
+    weights = safetensors.torch.load_file(path)
     assert weights.keys() == WEIGHTS.keys()
     assert torch.equal(weights["layer.weight"], WEIGHTS["layer.weight"])
 
@@ -102,7 +103,7 @@ def test_a_damaged_file_is_named(root: Path, spoil: Callable[[bytes], bytes], sa
     path = root / "step-00000020" / checkpoint.WEIGHTS
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(ValueError, match=said) as refused:
-        checkpoint.read_weights(path.parent)
+        checkpoint.checked_weights(path.parent)
     assert str(path) in str(refused.value)
 
 

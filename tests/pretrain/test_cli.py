@@ -22,8 +22,14 @@ def _refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_flag_wins_over_the_recipe() -> None:
-    config, resume = parse_train(["--config", DEBUG, "--optimizer.lr", "1e-4", "--resume", "auto"])
-    assert (config.optimizer.lr, config.model.num_layers, resume) == (1e-4, 2, "auto")
+    config, start = parse_train(["--config", DEBUG, "--optimizer.lr", "1e-4", "--resume", "auto"])
+    assert (config.optimizer.lr, config.model.num_layers) == (1e-4, 2)
+    assert start == ("auto", None)
+
+
+def test_weights_to_begin_with_are_named_by_a_flag() -> None:
+    _, start = parse_train(["--config", DEBUG, "--init-from", "runs/other"])
+    assert start == (None, "runs/other")
 
 
 def test_a_recipe_inherits_from_the_one_it_names(tmp_path: Path) -> None:

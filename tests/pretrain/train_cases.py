@@ -18,9 +18,9 @@ from pretrain.world import join_world, leave_world
 def main() -> None:
     world = join_world(timeout_s=120)
     for argv in json.loads(Path(sys.argv[1]).read_text()):
-        config, resume = parse_train(argv)
+        config, start = parse_train(argv)
         folder = RunFolder(Path(config.runs) / config.name)
-        train(set_up(config, open_shards(Path(config.data.shards)), folder, resume, world))
+        train(set_up(config, open_shards(Path(config.data.shards)), folder, start, world))
         folder.unlock()
     leave_world()
 

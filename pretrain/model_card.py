@@ -1,0 +1,88 @@
+"""The README.md of an exported model: what it is, of which text, by which recipe; to be completed.
+
+What is not known is said to be unknown, never guessed.
+"""
+
+from pathlib import Path
+
+from data_pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
+from pretrain.cli import config_to_yaml
+from pretrain.config import Config
+from pretrain.exported import ExportedConfig
+
+TO_COMPLETE = "*to be completed*"
+
+
+def model_card(
+    exported: ExportedConfig,
+    config: Config,
+    *,
+    num_parameters: int,
+    data_fingerprint: str,
+    init_from: str | None,
+) -> str:
+    """The card of a run whose recipe is `config`.
+
+    data_fingerprint: of the training split the checkpoint was trained on; data of another one is
+    not described. init_from: whose weights it began with; None: drawn ones.
+    """
+    model = exported.model
+    return "\n".join(
+        [
+            f"# {exported.run}",
+            "",
+            f"A GLM pretrained by autoregressive blank infilling (Du et al. 2022): "
+            f"{num_parameters} parameters, {model.num_layers} layers, width {model.hidden_size}, "
+            f"{model.num_heads} heads, {exported.vocab_size} rows of vocabulary, "
+            f"{exported.num_positions} positions; weights stored in {exported.dtype}.",
+            "",
+            "## Use",
+            "",
+            "    python -m pretrain generate FOLDER --text 'The [MASK] of the Union is [MASK].'",
+            "",
+            f"Intended use and limits: {TO_COMPLETE}",
+            "",
+            "## Training text",
+            "",
+            *_data_lines(config, data_fingerprint),
+            "",
+            "## Training",
+            "",
+            f"{exported.step} of {config.steps} updates, {config.batch.global_rows} rows of "
+            f"{config.data.packing.row_tokens} positions each"
+            + (f", beginning with the weights of {init_from}." if init_from else "."),
+            "",
+            "```yaml",
+            config_to_yaml(config).rstrip(),
+            "```",
+            "",
+            "## Licence of the weights",
+            "",
+            TO_COMPLETE,
+            "",
+        ]
+    )
+
+
+def _data_lines(config: Config, fingerprint: str) -> list[str]:
+    manifest = _manifest(Path(config.data.shards), fingerprint)
+    if manifest is None:
+        return [
+            f"Source and licence: unknown; the shards were not at hand when the model was "
+            f"exported. Fingerprint of the training split: {fingerprint}."
+        ]
+    train = manifest.splits["train"]
+    return [
+        f"- Source: {manifest.source or 'not stated when the data was prepared'}",
+        f"- Licence: {manifest.licence or 'not stated when the data was prepared'}",
+        f"- {train.documents} documents, {train.tokens} tokens of {len(manifest.sources)} files; "
+        f"fingerprint {fingerprint}",
+    ]
+
+
+def _manifest(shards: Path, fingerprint: str) -> Manifest | None:
+    """The manifest of the shards the run was trained on, where they are still there."""
+    if not (shards / MANIFEST_FILE).is_file():
+        return None
+    manifest = read_manifest(shards)
+    return manifest if manifest.splits["train"].fingerprint == fingerprint else None
