@@ -4,6 +4,7 @@ A filling is ranked by
 
     sum of log p(token | all before it) / (number of tokens, its end counted) ^ length_penalty
 
+One that was cut at max_tokens counts only where none has ended: the end it lacks costs nothing.
 Blanks of a text are filled one after the other, each search going on from the best filling of the
 blanks before. With as many beams as there are prefixes it finds the best filling there is. Rank as
 in the published summarisation of GLM (Du et al. 2022, section 3.2: beam 5, length penalty 0.7, no
@@ -29,9 +30,10 @@ class Beam:
     total: float
     row: int = 0  # of the last reading
 
-    def score(self, length_penalty: float) -> float:
-        """What the filling is ranked by; larger is better."""
-        return self.total / len(self.draft.log_probs[-1]) ** length_penalty
+    def rank(self, length_penalty: float) -> tuple[bool, float]:
+        """Whether the filling has ended, and its score; larger is better."""
+        score = self.total / len(self.draft.log_probs[-1]) ** length_penalty
+        return self.draft.complete[-1], score
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Search:
 
     def offer(self, beam: Beam, length_penalty: float) -> None:
         """Keep a finished filling if none is better."""
-        if self.best is None or beam.score(length_penalty) > self.best.score(length_penalty):
+        if self.best is None or beam.rank(length_penalty) > self.best.rank(length_penalty):
             self.best = beam
 
     def stop_if_decided(self, rules: Rules) -> None:
@@ -56,7 +58,7 @@ class Search:
             return
         penalty = rules.settings.length_penalty
         reachable = max(beam.total for beam in self.beams) / rules.max_tokens**penalty
-        if self.best.score(penalty) >= reachable:
+        if self.best.rank(penalty) >= (True, reachable):
             self.beams = []
 
 

@@ -25,9 +25,10 @@ class FillSettings:
     """Draw among the fewest most probable tokens that together reach this probability; 1 is all."""
     num_beams: int = 5
     """Fillings of a blank that a beam search follows at once."""
-    length_penalty: float = 1.0
+    length_penalty: float = 0.7
     """A beam search ranks fillings by the sum of the log-probs of their tokens, the end counted,
-    over their number to this power: 0 is the sum, 1 the mean; larger favours longer ones."""
+    over their number to this power (published: 0.7): 0 is the sum, 1 the mean; larger favours
+    longer ones."""
     repetition_penalty: float = 1.0
     """Above 1, tokens that a blank already holds become less probable; 1 does nothing."""
     no_repeat_ngram: int = 0

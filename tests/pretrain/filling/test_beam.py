@@ -72,7 +72,8 @@ def ranked(log_probs, length_penalty, *, min_tokens=1, ngram=0):
         used = scores[:-1] if len(words) == LONGEST else scores
         grams = [words[i : i + ngram] for i in range(len(words) - ngram + 1)] if ngram else []
         if len(words) >= min_tokens and len(set(grams)) == len(grams):
-            ranks[words] = sum(used) / len(used) ** length_penalty
+            ended = len(words) < LONGEST
+            ranks[words] = (ended, sum(used) / len(used) ** length_penalty)
     return ranks
 
 
@@ -85,6 +86,7 @@ def ranked(log_probs, length_penalty, *, min_tokens=1, ngram=0):
         {"length_penalty": 1.0},
         {"length_penalty": 3.0},
         {"length_penalty": 0.0, "min_tokens": 3},
+        {"length_penalty": 0.0, "min_tokens": 4},
         {"length_penalty": 1.0, "no_repeat_ngram": 1},
         {"length_penalty": 2.0, "no_repeat_ngram": 2},
     ],
@@ -100,7 +102,7 @@ def test_with_beams_enough_the_best_of_all_fillings_is_found(seed, rules):
     (blank,) = filled.blanks
     assert tuple(blank.text.split()) == best
     got = sum(blank.log_probs) / len(blank.log_probs) ** rules["length_penalty"]
-    assert got == pytest.approx(ranks[best], abs=1e-5)
+    assert got == pytest.approx(ranks[best][1], abs=1e-5)
     assert blank.complete == (len(best) < LONGEST)
 
 
@@ -121,10 +123,10 @@ def plain_beam_search(log_probs, num_beams, length_penalty):
             if len(beams) == num_beams:
                 break
             if ended or len(words) == LONGEST:
-                finished.append((total / (len(words) + ended) ** length_penalty, words))
+                finished.append((ended, total / (len(words) + ended) ** length_penalty, words))
             else:
                 beams.append((words, total))
-    return max(finished)[1]
+    return max(finished)[2]
 
 
 @pytest.mark.parametrize("seed", range(6))
