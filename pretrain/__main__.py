@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from pretrain.environment import refuse_foreign_kernels
+from pretrain.run_log import log_to_stderr
+
 
 def _train(argv: Sequence[str]) -> None:
     from pretrain.cli import parse_train
@@ -23,10 +26,9 @@ def _train(argv: Sequence[str]) -> None:
             "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
             f"--validation 0.01 --output {config.data.shards}"
         )
-    _log_to_stderr()
-    from pretrain.train import run
-
+    log_to_stderr()
     from pretrain.stopping import EXIT_CODE
+    from pretrain.train import run
 
     stopped_by = run(config, start)
     _leave_at_once(0 if stopped_by is None else EXIT_CODE)
@@ -35,7 +37,7 @@ def _train(argv: Sequence[str]) -> None:
 def _generate(argv: Sequence[str]) -> None:
     from pretrain.generate import main as generate
 
-    _log_to_stderr()
+    log_to_stderr()
     generate(argv)
 
 
@@ -48,7 +50,7 @@ def _plan(argv: Sequence[str]) -> None:
 def _export(argv: Sequence[str]) -> None:
     from pretrain.export import main as export
 
-    _log_to_stderr()
+    log_to_stderr()
     export(argv)
 
 
@@ -84,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args[0] not in VERBS:
         _fail(f"there is no verb '{args[0]}'. Verbs are {', '.join(VERBS)}.")
     try:
+        refuse_foreign_kernels()
         VERBS[args[0]][0](args[1:])
     except ValueError as error:
         _fail(str(error))
@@ -109,14 +112,6 @@ def _fail(message: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"pretrain: {' '.join(message.split())}\n")
     sys.exit(2)
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
-    for noisy in ("DeepSpeed", "torch.distributed", "filelock", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

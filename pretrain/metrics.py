@@ -11,11 +11,13 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.run_folder import RunFolder
 from pretrain.setup import Setup
@@ -51,6 +53,8 @@ class Metrics:
             disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
         )
+        self._whole_bar = logging_redirect_tqdm() if not self._bar.disable else nullcontext()
+        self._whole_bar.__enter__()
         self._status(state="running")
 
     @classmethod
@@ -81,10 +85,7 @@ class Metrics:
             self._status(state="running")
         line = self._line(step, scalars)
         self._bar.update(step - self._bar.n)
-        if self._bar.disable:
-            logger.info(line)
-        else:
-            self._bar.write(line, file=sys.stderr)
+        logger.info(line)
 
     def evaluation(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record the held-out scalars after a step."""
@@ -110,14 +111,12 @@ class Metrics:
         self.say(f"{why}: step {last} of {total}, in {self._folder.path}")
 
     def say(self, line: str) -> None:
-        """One line to the log that leaves a progress bar whole."""
-        if self._bar.disable:
-            logger.info(line)
-        else:
-            self._bar.write(line, file=sys.stderr)
+        """One line to the log."""
+        logger.info(line)
 
     def close(self) -> None:
         """Write out everything that is still held."""
+        self._whole_bar.__exit__(None, None, None)
         self._bar.close()
         self._lines.close()
         self._board.close()

@@ -7,6 +7,8 @@ runs/NAME/config.yaml          the recipe as it was resolved
          metrics.jsonl         a line a step
          tensorboard/          the same as curves
          checkpoints/          step-00000120/ ... and `latest`
+         logs/rank-0.log       what each rank said; a full file becomes rank-0.log.1, .2, ...
+         status.json           what the run is doing, for `python -m pretrain status`
          .lock                 held by the training that writes here
 """
 
@@ -48,6 +50,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Event files."""
         return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        """A log file for each rank, cut off and numbered when it is full."""
+        return self.path / "logs"
 
     @property
     def config(self) -> Path:

@@ -22,6 +22,7 @@ from pretrain.evaluate.samples import filled_texts
 from pretrain.metrics import Metrics
 from pretrain.objectives.loss import Objective
 from pretrain.run_folder import RunFolder
+from pretrain.run_log import log_to_file
 from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, checkpoint_state, set_up
 from pretrain.stopping import StopRequests
@@ -43,8 +44,7 @@ def run(config: Config, start: Start) -> str | None:
     world = join_world(config.timeout_s, config.interface)
     folder = RunFolder(Path(config.runs) / config.name)
     try:
-        if not world.leads:
-            logging.getLogger().setLevel(logging.WARNING)
+        log_to_file(folder.logs, world.rank)
         return train(set_up(config, shards, folder, start, world))
     finally:
         folder.unlock()

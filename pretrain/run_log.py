@@ -1,0 +1,39 @@
+"""What a run says: to a person's terminal from rank 0, and to a file of its own from every rank."""
+
+import logging
+import logging.handlers
+import socket
+import sys
+from pathlib import Path
+
+FILE_BYTES = 20_000_000
+FULL_FILES_KEPT = 5
+
+
+def log_to_stderr() -> None:
+    """Log lines on the terminal, with the libraries' chatter left out."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    for noisy in ("DeepSpeed", "torch.distributed", "filelock", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def log_to_file(folder: Path, rank: int) -> None:
+    """Add a file of this rank, and leave the terminal to rank 0 but for warnings.
+
+    A file of 20 MB becomes rank-N.log.1, that one rank-N.log.2, and so on up to 5.
+    """
+    if rank:
+        for handler in logging.getLogger().handlers:
+            handler.setLevel(logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    to_file = logging.handlers.RotatingFileHandler(
+        folder / f"rank-{rank}.log",
+        maxBytes=FILE_BYTES,
+        backupCount=FULL_FILES_KEPT,
+        encoding="utf-8",
+    )
+    where = f"{socket.gethostname()} rank {rank}"
+    to_file.setFormatter(logging.Formatter(f"%(asctime)s {where} %(levelname)s %(message)s"))
+    logging.getLogger().addHandler(to_file)
