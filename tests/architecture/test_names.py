@@ -78,3 +78,18 @@ def test_no_package_hides_under_tests(repository: Path) -> None:
 def test_test_files_have_names_of_their_own(repository: Path) -> None:
     names = [p.name for p in (repository / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_a_command_refuses_a_foreign_kernels_before_anything_else(repository, tmp_path) -> None:
+    pretend_distribution(tmp_path, "kernels", "0.18.2")
+    done = subprocess.run(
+        [sys.executable, "-m", "pretrain", "train", "--help"],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip uninstall kernels" in done.stderr
