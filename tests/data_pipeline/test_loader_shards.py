@@ -13,6 +13,7 @@ from data_pipeline.plan import PackingConfig
 from data_pipeline.shard_writer import ShardWriter
 from data_pipeline.shards import Split
 from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.stored import StoredDocuments
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})
@@ -29,8 +30,15 @@ def both_splits(tmp_path) -> tuple[MemorySplit, Split]:
     prompts = (lengths // 5) * (rng.random(700) < 0.5)
     ends = [np.flatnonzero(np.append(rng.random(n - 1) < 0.1, True)) + 1 for n in lengths]
     writer = ShardWriter(tmp_path, "train", "uint16", shard_tokens=5000)
-    for tokens, prompt, document_ends in zip(documents, prompts, ends):
-        writer.add(tokens, int(prompt), document_ends)
+    stored = StoredDocuments(
+        tokens=np.concatenate(documents),
+        lengths_N=lengths,
+        prompt_lengths_N=prompts,
+        sentence_ends=np.concatenate(ends),
+        num_ends_N=np.array([len(e) for e in ends]),
+        text_hash_N=np.zeros(700, np.uint64),
+    )
+    writer.add(stored)
     shards = writer.close()
     assert len(shards) > 10
     entry = SplitEntry(documents=700, tokens=int(lengths.sum()), fingerprint="0", shards=shards)
