@@ -31,12 +31,12 @@ class Rules:
         """
         allowed_NV = self.usable_V.repeat(len(drafts), 1)
         for row, draft in enumerate(drafts):
-            repeats = repeating_ids(draft.current, self.settings.no_repeat_ngram)
-            allowed_NV[row, repeats] = False
             may_end = len(draft.current) >= self.settings.min_tokens
-            if repeats and not may_end:
-                may_end = not bool(allowed_NV[row].any())
-            allowed_NV[row, list(self.end_ids)] = may_end
+            if repeats := repeating_ids(draft.current, self.settings.no_repeat_ngram):
+                allowed_NV[row, repeats] = False
+                may_end = may_end or not bool(allowed_NV[row].any())
+            if may_end:
+                allowed_NV[row, list(self.end_ids)] = True
         return allowed_NV
 
     def penalised(self, logits_NV: Tensor, drafts: Sequence[Draft]) -> Tensor:
