@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 
 import numpy as np
@@ -33,6 +34,7 @@ from data_pipeline.sequence import Position, RowSequence, Run
 
 __all__ = ["Batch", "Position", "training_batches", "validation_batches"]
 
+TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # they ask it to save and stop
 FIELDS = ("ids", "position", "block_position", "targets", "weights", "kind", "document", "lo", "hi")
 
 
@@ -231,13 +233,25 @@ def _worker_context() -> BaseContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    # A blocked signal stays blocked through exec and fork, so that server, tracker and workers are
+    # safe from their first instruction; those that reach the trainer meanwhile are only late.
+    for start in (resource_tracker.ensure_running, forkserver.ensure_running):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
+        try:
+            start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 
 def _start_worker(worker_id: int) -> None:
-    """A worker leaves Ctrl-C to the trainer, and dies with it however the trainer died."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_trainer, name="end-with-trainer", daemon=True).start()
+    """A worker leaves the signals that stop a run to the trainer, and ends with it however it ends.
+
+    Launchers (SLURM, torchrun, deepspeed) and terminals signal all processes of a group at once.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
+    for wait in (_end_with_trainer, _end_when_told):
+        threading.Thread(target=wait, name=wait.__name__, daemon=True).start()
 
 
 def _end_with_trainer() -> None:
@@ -246,4 +260,13 @@ def _end_with_trainer() -> None:
     trainer = multiprocessing.parent_process()
     assert trainer is not None
     trainer.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_when_told() -> None:
+    """The trainer itself still ends a worker by SIGTERM, as multiprocessing does at its exit."""
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer.pid:
+        pass
     os.kill(os.getpid(), signal.SIGKILL)

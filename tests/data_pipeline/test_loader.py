@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -145,8 +146,8 @@ def test_workers_build_the_same_batches_in_the_same_order(num_workers):
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-WORKERS_OUTLIVE_NOBODY = """
-import multiprocessing, sys, time
+TRAINER = """
+import multiprocessing, signal, sys, time
 import numpy as np
 from data_pipeline.loader import Position, training_batches
 from data_pipeline.memory import MemorySplit
@@ -162,10 +163,51 @@ if __name__ == "__main__":
         PackingConfig(source_tokens=32, row_tokens=48),
         seed=0, rank=0, world_size=1, micro_rows=1, accumulation=1, start=Position(), num_workers=2,
     )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
     next(batches)
-    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    workers = multiprocessing.active_children()
+    print(*[worker.pid for worker in workers], flush=True)
+"""
+SLEEPS = (
+    TRAINER
+    + """
     time.sleep(60)
 """
+)
+GOES_ON_AFTER_EACH_LINE = (
+    TRAINER
+    + """
+    for line in sys.stdin:
+        taken = [next(batches).tokens for _ in range(40)]
+        print(len(taken), flush=True)
+    workers[0].terminate()  # as multiprocessing itself does at exit
+    workers[0].join(20)
+    print(workers[0].is_alive(), workers[1].is_alive(), flush=True)
+"""
+)
+
+
+@contextmanager
+def trainer_process(tmp_path, repository, code):
+    """A trainer with two workers in a process group of its own; gives it and the worker pids."""
+    script = tmp_path / "trainer.py"
+    script.write_text(code)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        start_new_session=True,
+    )
+    with process:
+        try:
+            workers = [int(pid) for pid in process.stdout.readline().split()]
+            assert len(workers) == 2 and all(is_running(pid) for pid in workers)
+            yield process, workers
+        finally:
+            process.kill()
 
 
 def process_status(pid: int) -> tuple[str, int]:
@@ -184,19 +226,30 @@ def is_running(pid: int) -> bool:
 @pytest.mark.ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_workers_die_with_a_trainer_that_was_killed(tmp_path, repository):
-    script = tmp_path / "trainer.py"
-    script.write_text(WORKERS_OUTLIVE_NOBODY)
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
-    command = [sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
-        workers = [int(pid) for pid in trainer.stdout.readline().split()]
-        assert len(workers) == 2 and all(is_running(pid) for pid in workers)
+    with trainer_process(tmp_path, repository, SLEEPS) as (trainer, workers):
         started = {*workers, *(process_status(pid)[1] for pid in workers)}  # the fork server too
         trainer.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
     while any(is_running(pid) for pid in started) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(started) == 3 and not any(is_running(pid) for pid in started)
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_batches_go_on_when_the_whole_process_group_is_signalled(tmp_path, repository):
+    with trainer_process(tmp_path, repository, GOES_ON_AFTER_EACH_LINE) as (trainer, workers):
+        group = {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if
+                 is_running(pid) and os.getpgid(pid) == trainer.pid}  # fmt: skip
+        assert len(group) == 5 and set(workers) < group  # trainer, tracker, fork server, workers
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.killpg(trainer.pid, number)
+            trainer.stdin.write("go on\n")
+            trainer.stdin.flush()
+            assert trainer.stdout.readline() == "40\n", number
+        assert all(is_running(pid) for pid in group)
+        trainer.stdin.close()
+        assert trainer.stdout.readline() == "False True\n"
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
