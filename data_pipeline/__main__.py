@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 
@@ -95,12 +96,21 @@ def _verify(options: Namespace) -> int:
     from data_pipeline.stats import counts
     from data_pipeline.verify import verify
 
-    manifest = read_manifest(options.folder)
-    problems = verify(Path(options.folder), manifest, _progress_bar)
+    folder = Path(options.folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder. Name one that prepare has written.")
+    numbers: dict[str, Any] = {}
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:  # nothing of such a folder can be believed
+        problems = [str(error)]
+    else:
+        numbers = counts(manifest)
+        problems = verify(folder, manifest, _progress_bar)
     if options.json:
-        print(json.dumps({**counts(manifest), "damaged": problems}, ensure_ascii=False))
+        print(json.dumps({**numbers, "damaged": problems}, ensure_ascii=False))
     elif not problems:
-        print(f"{options.folder}: {len(manifest.files())} files, all whole.")
+        print(f"{folder}: {len(manifest.files())} files, all whole.")
     for problem in problems:
         sys.stderr.write(f"data_pipeline: damaged: {problem}\n")
     return 1 if problems else 0

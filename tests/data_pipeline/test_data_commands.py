@@ -83,6 +83,24 @@ def test_verify_prints_the_same_counts_and_what_is_damaged(shards, capsys):
     assert printed.err.startswith(f"data_pipeline: damaged: {path}")
 
 
+@pytest.mark.parametrize("damage", ["absent", "cut", "edited", "no text"])
+def test_a_damaged_manifest_is_damage(shards, capsys, damage):
+    path = shards / "manifest.json"
+    content = path.read_bytes()
+    if damage == "absent":
+        path.unlink()
+    else:
+        edited = content.replace(b'"documents": ', b'"documents": 1', 1)
+        path.write_bytes({"cut": content[:900], "edited": edited, "no text": b"\xff"}[damage])
+    assert main(["verify", str(shards), "--json"]) == 1
+    printed = capsys.readouterr()
+    (problem,) = json.loads(printed.out)["damaged"]
+    assert str(shards) in problem and "manifest.json" in problem
+    assert printed.err == f"data_pipeline: damaged: {problem}\n"
+    assert main(["verify", str(shards)]) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_stats_for_people_hold_the_same_numbers(shards, capsys):
     assert main(["stats", str(shards)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -134,7 +152,7 @@ def test_mistakes_are_answered_in_one_line(tmp_path, model_file, corpus_file, ca
     assert "verfy" in fails(["verfy"], capsys)
     assert "tokenizer" in fails(["prepare", "--input", corpus_file], capsys)
     assert "holds no manifest.json" in fails(["stats", tmp_path], capsys)
-    assert "holds no manifest.json" in fails(["verify", tmp_path], capsys)
+    assert "absent is no folder" in fails(["verify", tmp_path / "absent"], capsys)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     message = fails([*prepare, tmp_path / "latin.txt"], capsys)
     assert "latin.txt, line 1, byte 3: not valid utf-8" in message and "--encoding" in message
