@@ -97,9 +97,10 @@ class Writer:
                 self.settings,
                 [draft.generator for draft in drafts],
             )
-            log_probs_N1 = logits_NV.log_softmax(dim=-1).cpu().gather(1, chosen_N[:, None])
-            for draft, token, log_prob in zip(drafts, chosen_N.tolist(), log_probs_N1.flatten()):
-                rules.take(draft, token, float(log_prob))
+            places_N1 = chosen_N[:, None].to(logits_NV.device)
+            log_probs_N = logits_NV.log_softmax(dim=-1).gather(1, places_N1)[:, 0].tolist()
+            for draft, token, log_prob in zip(drafts, chosen_N.tolist(), log_probs_N):
+                rules.take(draft, token, log_prob)
             rows = _open_rows(drafts)
             drafts = [drafts[row] for row in rows]
             begun = [draft for draft in drafts if draft.between_blanks]
