@@ -117,23 +117,24 @@ def _verify(options: Namespace) -> int:
 
 
 def _stats(options: Namespace) -> int:
-    from data_pipeline.padding import describe_padding, padding
+    from data_pipeline.padding import describe, padding
     from data_pipeline.plan import PackingConfig
     from data_pipeline.shards import open_shards
     from data_pipeline.stats import counts, table
+    from data_pipeline.transforms.blank import BlankConfig
 
     shards = open_shards(options.folder)
     planned = None
     if options.row_tokens is not None:
         packing = PackingConfig(source_tokens=options.source_tokens, row_tokens=options.row_tokens)
-        planned = padding(shards, packing)
+        planned = padding(shards, packing, BlankConfig(**options.blanks.as_dict()))
     if options.json:
         extra = {} if planned is None else {"packing": planned}
         print(json.dumps(counts(shards.manifest) | extra, ensure_ascii=False))
         return 0
     print(table(shards.manifest))
     if planned is not None:
-        print(describe_padding(planned))
+        print("\n".join(describe(planned)))
     return 0
 
 

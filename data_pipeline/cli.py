@@ -90,11 +90,14 @@ def _verify(parser: Parser) -> None:
 
 
 def _stats(parser: Parser) -> None:
-    """Show what a folder of shards holds."""
+    """Show what a folder of shards holds, and how its text fills rows."""
+    from data_pipeline.transforms.blank import BlankConfig
+
     parser.add_argument("folder", metavar="DIR", help="folder of shards")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--row-tokens", type=int, default=None, metavar="T", help=_ROW_TOKENS)
     parser.add_argument("--source-tokens", type=int, default=512, metavar="N", help=_SOURCE_TOKENS)
+    parser.add_class_arguments(BlankConfig, "blanks")
 
 
 def _input_options(parser: Parser) -> None:
@@ -135,4 +138,7 @@ _DOCUMENT = "what one document of a .txt file is"
 _KIND = "blank everything this way (default: as --blanks says)"
 _PICTURE = "longest row whose mask is drawn"
 _SOURCE_TOKENS = "with --row-tokens: the longest piece of a document"
-_ROW_TOKENS = "also plan one window of rows of T tokens and print their share of padding"
+_ROW_TOKENS = (
+    "also plan one window of rows of T tokens: padding, cuts, blanks that are lost or clipped "
+    "(with --source-tokens and --blanks.*)"
+)

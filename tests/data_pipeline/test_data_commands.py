@@ -118,6 +118,21 @@ def test_stats_plan_rows_of_a_given_length(shards, capsys):
     assert f"{packing['padding_share']:.2%} padding" in capsys.readouterr().out
 
 
+def test_stats_say_which_blanks_are_lost_and_clipped(shards, capsys):
+    # 60 % of the text in spans of one token is more than lies one token apart from the next.
+    options = ["--row-tokens", "50", "--source-tokens", "48"]
+    options += ["--blanks.mask_ratio", "0.6", "--blanks.poisson_lambda", "0.1"]
+    assert main(["stats", str(shards), "--json", *options]) == 0
+    blanks = json.loads(capsys.readouterr().out)["packing"]["blanks"]
+    assert blanks["spans_lost_no_room_in_row"] > 0 and blanks["spans_lost_text_too_short"] > 0
+    assert blanks["targets_sentence"] == 0 < blanks["targets_token"]
+    assert main(["stats", str(shards), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, number in blanks.items():
+        assert name.startswith("targets") or f"{name.replace('_', ' ')}: {number:,}" in lines
+    assert f"targets: {blanks['targets_token']:,} token" in lines
+
+
 def test_inspect_draws_a_row_of_the_shards_and_of_a_text(shards, capsys):
     assert main(["inspect", str(shards), "--document", "3", "--kind", "sentence"]) == 0
     assert "[sMASK]" in capsys.readouterr().out
