@@ -3,14 +3,15 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from demo.fills import ShownBlank
-from demo.heldout import Comparison
+if TYPE_CHECKING:  # the page of a finished demo is shown without loading torch
+    from demo.fills import ShownBlank
+    from demo.heldout import Comparison
 
 
 def summary(
-    comparison: Comparison, blanks: list[ShownBlank], steps: list[dict[str, float]], corpus: str
+    comparison: "Comparison", blanks: list["ShownBlank"], steps: list[dict[str, float]], corpus: str
 ) -> dict[str, Any]:
     """The report as plain values.
 

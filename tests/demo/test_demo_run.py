@@ -141,3 +141,8 @@ def test_the_launcher_runs_this_interpreter_on_a_port_of_its_own() -> None:
     settings = environment(2)
     assert settings["PYTHON"] == sys.executable
     assert int(settings["OMP_NUM_THREADS"]) >= 1
+
+
+def test_a_finished_demo_is_shown_without_torch(house: Path) -> None:
+    script = "import sys, demo.run, demo.report; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)
