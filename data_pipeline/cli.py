@@ -110,14 +110,14 @@ def _input_options(parser: Parser) -> None:
         type=str,
         default="text",
         metavar="NAME",
-        help="field of .jsonl and .parquet rows",
+        help="field of rows that is the text (not of .txt)",
     )
     option(
         "--encoding",
         type=str,
         default="utf-8",
         metavar="NAME",
-        help="encoding of .txt and .jsonl files",
+        help="encoding of files, but for .parquet",
     )
 
 
@@ -128,7 +128,10 @@ _COMMANDS = {
     "verify": _verify,
     "stats": _stats,
 }
-_INPUT = ".txt, .jsonl and .parquet files, folders, globs, saved datasets, URLs (memory://, hf://)"
+_INPUT = (
+    "files ending in .txt .jsonl .json .csv .tsv (or these with .gz .bz2 .xz .zst) or .parquet, "
+    "folders, globs, saved datasets, URLs (s3://, hf://, ...)"
+)
 _TOKENIZER = "sentencepiece model, or local folder of a transformers tokenizer"
 _VALIDATION = "share of the documents kept for validation, chosen by the hash of their text"
 _ALIAS = "two specials with one id, as pad=eos; may be repeated"

@@ -6,14 +6,16 @@ A missing, null or wrong field, broken JSON and bytes of another encoding are er
 line.
 """
 
-import json
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
-from data_pipeline.sources import Source
-from data_pipeline.text_lines import CountedStream, lines
+from data_pipeline.byte_stream import CountedStream, decompressed, size_and_hash
+from data_pipeline.file_kinds import Source
+from data_pipeline.records import Record, dataset_records, file_records, parquet_records
+from data_pipeline.text_lines import lines
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class ReadSettings:
     prompt_field: str | None = None
     encoding: str = "utf-8"
 
+    def fields(self) -> list[str]:
+        """The fields of a row that are read."""
+        return [self.text_field, *([self.prompt_field] if self.prompt_field else [])]
+
 
 @dataclass
 class Tally:
@@ -51,20 +57,32 @@ def read_source(
     """The documents of one source; at its end `tally` holds its size and hash, if it has bytes."""
     tally.size_bytes, tally.xxh3 = None, None
     if source.open is None:
-        yield from _kept(_dataset_rows(source, settings), tally)
+        yield from _kept(_of_records(dataset_records(source), settings), tally)
         return
     with source.open() as raw:
         if source.kind == "parquet":
-            tally.size_bytes, tally.xxh3 = _hash_and_rewind(raw)
-            yield from _kept(_parquet_rows(raw, source.name, settings), tally)
+            tally.size_bytes, tally.xxh3 = size_and_hash(raw)
+            raw.seek(0)
+            rows = parquet_records(raw, source.name, settings.fields())
+            yield from _kept(_of_records(rows, settings), tally)
             on_bytes(tally.size_bytes)
             return
         stream = CountedStream(raw, on_bytes)
-        read = _jsonl_rows if source.kind == "jsonl" else _text_documents
-        yield from _kept(read(stream, source.name, settings, tally), tally)
+        content = decompressed(stream.chunks(), source.compression, source.name)
+        if first := next(content, b""):
+            content = itertools.chain([first], content)
+            yield from _kept(_of_file(content, source, settings, tally), tally)
+        else:
+            tally.skipped["empty_file"] += 1
     tally.size_bytes, tally.xxh3 = stream.size_bytes, stream.xxh3
-    if not stream.size_bytes:
-        tally.skipped["empty_file"] += 1
+
+
+def _of_file(
+    content: Iterator[bytes], source: Source, settings: ReadSettings, tally: Tally
+) -> Iterator[Document]:
+    if source.kind == "text":
+        return _text_documents(content, source.name, settings)
+    return _of_records(file_records(content, source, settings.encoding, tally.skipped), settings)
 
 
 def _kept(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
@@ -81,18 +99,16 @@ def _kept(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
 
 
 def _text_documents(
-    stream: CountedStream, name: str, settings: ReadSettings, tally: Tally
+    content: Iterator[bytes], name: str, settings: ReadSettings
 ) -> Iterator[Document]:
-    numbered = lines(stream, name, settings.encoding)
+    numbered = lines(content, name, settings.encoding)
     if settings.document == "line":
         for number, line in numbered:
             yield Document(f"{name}:{number}", line)
     elif settings.document == "paragraph":
         yield from _paragraphs(numbered, name)
     else:
-        text = "\n".join(line for _, line in numbered)
-        if stream.size_bytes:
-            yield Document(name, text.strip("\n"))
+        yield Document(name, "\n".join(line for _, line in numbered).strip("\n"))
 
 
 def _paragraphs(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[Document]:
@@ -109,25 +125,8 @@ def _paragraphs(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[Docu
         yield Document(f"{name}:{start}", "\n".join(paragraph))
 
 
-def _jsonl_rows(
-    stream: CountedStream, name: str, settings: ReadSettings, tally: Tally
-) -> Iterator[Document]:
-    for number, line in lines(stream, name, settings.encoding, only_newline=True):
-        where = f"{name}:{number}"
-        if not line.strip():
-            tally.skipped["blank"] += 1
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{where}: broken JSON ({error}). Correct or remove the line."
-            ) from error
-        if not isinstance(row, dict):
-            raise ValueError(
-                f"{where}: each line must be an object as {{{settings.text_field!r}: ...}}, got "
-                f"{type(row).__name__}."
-            )
+def _of_records(records: Iterable[Record], settings: ReadSettings) -> Iterator[Document]:
+    for where, row in records:
         yield _row_document(row, where, settings)
 
 
@@ -155,57 +154,3 @@ def _field(row: Mapping[str, Any], name: str, where: str, option: str) -> str:
                 f"\\u{ord(value[error.start]):04x}) at {error.start}. Correct or remove the line."
             ) from error
     return value
-
-
-def _parquet_rows(raw: BinaryIO, name: str, settings: ReadSettings) -> Iterator[Document]:
-    import pyarrow
-    import pyarrow.parquet
-
-    wanted = [settings.text_field, *([settings.prompt_field] if settings.prompt_field else [])]
-    try:
-        file = pyarrow.parquet.ParquetFile(raw)
-        present = file.schema_arrow.names
-        # Columns that are missing are reported by the first row, in the words JSON Lines gets.
-        chosen = [c for c in wanted if c in present] or present[:1]
-        row_number = 0
-        for batch in file.iter_batches(columns=chosen, batch_size=1024):
-            for row in batch.to_pylist():
-                row_number += 1
-                if not set(wanted) <= set(row):
-                    row = dict.fromkeys(present)
-                yield _row_document(row, f"{name}, row {row_number}", settings)
-    except pyarrow.ArrowException as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{name} is no readable Parquet file ({reason}).") from error
-
-
-def _dataset_rows(source: Source, settings: ReadSettings) -> Iterator[Document]:
-    """Rows of a dataset on the hub (streamed) or saved with save_to_disk, in their order."""
-    import datasets
-
-    try:
-        if source.kind == "saved_dataset":
-            rows = datasets.load_from_disk(source.location)
-        else:
-            location, _, split = source.location.removeprefix("datasets/").partition(":")
-            owner, _, rest = location.partition("/")
-            name, _, config = rest.partition("/")
-            rows = datasets.load_dataset(
-                f"{owner}/{name}" if name else owner,
-                config or None,
-                split=split or "train",
-                streaming=True,
-            )
-    except Exception as error:  # datasets raises nearly every class for a name it cannot open
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"datasets cannot open {source.name}: {reason}") from error
-    for number, row in enumerate(rows, start=1):
-        yield _row_document(row, f"{source.name}, row {number}", settings)
-
-
-def _hash_and_rewind(raw: BinaryIO) -> tuple[int, str]:
-    whole = CountedStream(raw, lambda _: None)
-    for _ in whole.chunks():
-        pass
-    raw.seek(0)
-    return whole.size_bytes, whole.xxh3

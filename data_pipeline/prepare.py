@@ -14,7 +14,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from data_pipeline.byte_stream import size_and_hash
 from data_pipeline.documents import Document, ReadSettings, Tally, read_source
+from data_pipeline.file_kinds import Source
 from data_pipeline.manifest import (
     FORMAT,
     MANIFEST_FILE,
@@ -31,9 +33,9 @@ from data_pipeline.manifest import (
 from data_pipeline.output_folder import OutputFolder
 from data_pipeline.sentences import ends_in_tokens
 from data_pipeline.shard_writer import ShardWriter
-from data_pipeline.sources import Source, find_sources, total_bytes
+from data_pipeline.sources import find_sources, total_bytes
 from data_pipeline.stored import StoredDocuments
-from data_pipeline.text_lines import CountedStream, text_encoding
+from data_pipeline.text_lines import text_encoding
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.watch import Watch, unwatched
 
@@ -216,13 +218,10 @@ def _refuse_empty(splits: dict[str, SplitEntry], settings: PrepareSettings, tall
 def _file_entries(folder: Path) -> tuple[FileEntry, ...]:
     entries = []
     for path in sorted(folder.iterdir()):
-        content = path.read_bytes()
+        with path.open("rb") as raw:
+            size_bytes, xxh3 = size_and_hash(raw)
         entries.append(
-            FileEntry(
-                path=f"{folder.name}/{path.name}",
-                size_bytes=len(content),
-                xxh3=xxhash.xxh3_128_hexdigest(content),
-            )
+            FileEntry(path=f"{folder.name}/{path.name}", size_bytes=size_bytes, xxh3=xxh3)
         )
     return tuple(entries)
 
@@ -258,9 +257,7 @@ def _changed_files(sources: list[Source], made: tuple[SourceEntry, ...]) -> list
                 changed.append(source.name)
             continue
         with source.open() as raw:
-            stream = CountedStream(raw, lambda _: None)
-            for _ in stream.chunks():
-                pass
-        if stream.xxh3 != entry.xxh3:
+            _, xxh3 = size_and_hash(raw)
+        if xxh3 != entry.xxh3:
             changed.append(source.name)
     return changed

@@ -7,27 +7,11 @@ an unknown ending are counted, not read; the same file named directly is an erro
 import glob
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Literal
-from urllib.parse import urlsplit, urlunsplit
+from collections.abc import Iterator
+from pathlib import Path
 
-Kind = Literal["text", "jsonl", "parquet", "saved_dataset", "hub_dataset"]
-_KIND_OF_ENDING: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
-_KNOWN = ", ".join(_KIND_OF_ENDING)
-
-
-@dataclass(frozen=True)
-class Source:
-    """One thing to read. `open` gives its bytes; datasets have none and are opened by name."""
-
-    name: str  # as errors and the manifest show it: never with credentials
-    kind: Kind
-    location: str
-    size_bytes: int | None
-    open: Callable[[], AbstractContextManager[BinaryIO]] | None
+from data_pipeline.file_kinds import KNOWN, Source, file_source, kind_of
+from data_pipeline.remote import remote_sources
 
 
 def find_sources(inputs: list[str], skipped: Counter[str]) -> list[Source]:
@@ -37,9 +21,9 @@ def find_sources(inputs: list[str], skipped: Counter[str]) -> list[Source]:
     """
     sources: list[Source] = []
     for given in inputs:
-        found = list(_remote(given, skipped) if "://" in given else _local(given, skipped))
+        found = list(remote_sources(given, skipped) if "://" in given else _local(given, skipped))
         if not found:
-            raise ValueError(f"--input {given} holds no file ending in {_KNOWN}.")
+            raise ValueError(f"--input {given} holds no file ending in {KNOWN}.")
         sources += found
     return sources
 
@@ -48,18 +32,6 @@ def total_bytes(sources: list[Source]) -> int | None:
     """The bytes of all sources, None where one of them has no size."""
     sizes = [s.size_bytes for s in sources]
     return None if None in sizes else sum(s for s in sizes if s is not None)
-
-
-def kind_of(name: str) -> Kind | None:
-    """The kind of a file by its ending (any case), or None."""
-    return _KIND_OF_ENDING.get(PurePosixPath(name).suffix.lower())
-
-
-def without_credentials(url: str) -> str:
-    """A URL without user, password, query and fragment."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", "")) if parts.scheme else url
 
 
 def _local(given: str, skipped: Counter[str]) -> Iterator[Source]:
@@ -117,42 +89,9 @@ def _named_file(path: Path) -> Source:
     if not path.is_file():
         raise ValueError(f"--input {path} is neither a file nor a folder.")
     if kind_of(path.name) is None:
-        raise ValueError(f"--input {path}: endings that can be read are {_KNOWN}. Rename the file.")
+        raise ValueError(f"--input {path}: endings that can be read are {KNOWN}. Rename the file.")
     return _file(path)
 
 
 def _file(path: Path) -> Source:
-    kind = kind_of(path.name)
-    assert kind is not None
-    return Source(str(path), kind, str(path), path.stat().st_size, lambda: path.open("rb"))
-
-
-def _remote(url: str, skipped: Counter[str]) -> Iterator[Source]:
-    if url.startswith("hf://") and kind_of(url) is None and not glob.has_magic(url):
-        yield Source(without_credentials(url), "hub_dataset", url.removeprefix("hf://"), None, None)
-        return
-    import fsspec
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-        if glob.has_magic(path):
-            found = filesystem.glob(path)
-        elif filesystem.isdir(path):
-            found = filesystem.find(path)
-        else:
-            if kind_of(path) is None:
-                raise ValueError(f"endings that can be read are {_KNOWN}.")
-            found = [path]
-        sizes = {p: filesystem.info(p)["size"] for p in found if kind_of(p)}
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"--input {without_credentials(url)}: {error}") from error
-    scheme = url.partition("://")[0]
-    for path in sorted(found, key=lambda p: PurePosixPath(p).parts):
-        kind = kind_of(path)
-        if PurePosixPath(path).name.startswith("."):
-            skipped["hidden_file"] += 1
-        elif kind is None:
-            skipped["unknown_file"] += 1
-        else:
-            name = without_credentials(f"{scheme}://{path.partition('://')[2] or path.lstrip('/')}")
-            yield Source(name, kind, path, sizes[path], lambda p=path: filesystem.open(p, "rb"))
+    return file_source(str(path), str(path), path.stat().st_size, lambda: path.open("rb"))

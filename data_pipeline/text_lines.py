@@ -7,12 +7,8 @@ A byte order mark is removed, and one of UTF-16 or UTF-32 decides the encoding. 
 import codecs
 import io
 import re
-from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from collections.abc import Iterator
 
-import xxhash
-
-_CHUNK_BYTES = 1 << 20
 _LINE_END = re.compile(r"\r\n?|\n")
 _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with the other's
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -20,27 +16,6 @@ _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with the other
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-
-
-class CountedStream:
-    """Bytes that are counted and hashed as they pass, and told to a progress bar."""
-
-    def __init__(self, raw: BinaryIO, on_bytes: Callable[[int], object]) -> None:
-        self._raw, self._on_bytes = raw, on_bytes
-        self._hash = xxhash.xxh3_128()
-        self.size_bytes = 0
-
-    @property
-    def xxh3(self) -> str:
-        return self._hash.hexdigest()
-
-    def chunks(self) -> Iterator[bytes]:
-        """The bytes to the end, about a MiB at a time."""
-        while chunk := self._raw.read(_CHUNK_BYTES):
-            self._hash.update(chunk)
-            self.size_bytes += len(chunk)
-            self._on_bytes(len(chunk))
-            yield chunk
 
 
 def text_encoding(name: str) -> str:
@@ -56,15 +31,16 @@ def text_encoding(name: str) -> str:
 
 
 def lines(
-    stream: CountedStream, name: str, encoding: str, *, only_newline: bool = False
+    chunks: Iterator[bytes], name: str, encoding: str, *, only_newline: bool = False
 ) -> Iterator[tuple[int, str]]:
     """(line number from 1, text without its line end); a last line without an end counts.
 
+    chunks: the bytes of the file as they come, none empty.
     only_newline: lines end at \\n alone, as in JSON Lines.
     Raises ValueError naming file, line and byte where the bytes are not of the encoding.
     """
     number, parts = 1, []
-    for text in _decoded(stream, name, encoding, only_newline):
+    for text in _decoded(chunks, name, encoding, only_newline):
         first, *rest = text.split("\n")
         parts.append(first)
         for part in rest:
@@ -74,11 +50,12 @@ def lines(
         yield number, last
 
 
-def _decoded(stream: CountedStream, name: str, encoding: str, only_newline: bool) -> Iterator[str]:
+def _decoded(
+    chunks: Iterator[bytes], name: str, encoding: str, only_newline: bool
+) -> Iterator[str]:
     """Stretches of decoded text, line ends translated to \\n unless only \\n ends a line."""
     decoder: io.IncrementalNewlineDecoder | None = None
     line, fed_bytes = 1, 0
-    chunks = stream.chunks()
     is_last, at_start = False, True
     while not is_last:
         chunk = next(chunks, b"")

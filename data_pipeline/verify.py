@@ -4,13 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
+from data_pipeline.byte_stream import size_and_hash
 from data_pipeline.manifest import FileEntry, Manifest, ShardEntry
 from data_pipeline.shards import MappedShard, map_shard, size_problem
 from data_pipeline.watch import Watch, unwatched
-
-_CHUNK_BYTES = 1 << 22
 
 
 def verify(folder: Path, manifest: Manifest, watch: Watch = unwatched) -> list[str]:
@@ -32,13 +30,10 @@ def verify(folder: Path, manifest: Manifest, watch: Watch = unwatched) -> list[s
 def _file_problem(folder: Path, file: FileEntry, on_bytes: Callable[[int], object]) -> str | None:
     if problem := size_problem(folder, file):
         return problem
-    content = xxhash.xxh3_128()
-    with (folder / file.path).open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            content.update(chunk)
-            on_bytes(len(chunk))
-    if content.hexdigest() != file.xxh3:
-        return f"{folder / file.path} has the checksum {content.hexdigest()}, not {file.xxh3}"
+    with (folder / file.path).open("rb") as raw:
+        _, xxh3 = size_and_hash(raw, on_bytes)
+    if xxh3 != file.xxh3:
+        return f"{folder / file.path} has the checksum {xxh3}, not {file.xxh3}"
     return None
 
 

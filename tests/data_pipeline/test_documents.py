@@ -1,6 +1,9 @@
 """Files become documents; nothing is dropped without a reason, and errors name file and line."""
 
+import gzip
+
 import pytest
+import xxhash
 
 from data_pipeline.documents import Document, ReadSettings, Tally, read_source
 from data_pipeline.sources import find_sources
@@ -179,6 +182,100 @@ def test_a_hub_dataset_is_streamed(monkeypatch):
         ("owner/corpus", None, "train", True),
         ("owner/corpus", "en", "validation", True),
     ]
+
+
+def test_a_dataset_that_breaks_while_it_is_read_is_one_line(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    class BrokenNetwork(Exception):
+        pass
+
+    def rows():
+        yield {"text": "a"}
+        raise BrokenNetwork("connection\nreset")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows())
+    with pytest.raises(ValueError, match=r"^datasets cannot read hf://owner/corpus: conn"):
+        read("hf://owner/corpus")
+
+
+def test_comma_and_tab_separated_rows_are_documents(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text('id,text\r\n7,"a, ""b""\r\nc\u2028d"\r\n\r\n8,e\r\n')
+    tally = Tally()
+    assert [(d.id, d.text) for d in read(path, tally)] == [
+        (f"{path}:2", 'a, "b"\r\nc\u2028d'),
+        (f"{path}:5", "e"),
+    ]
+    assert tally.skipped == {"blank": 1} and tally.size_bytes == path.stat().st_size
+    (tmp_path / "x.tsv").write_text("\ufefftext\tq\na, b\tWhy?\n" + "long " * 100_000 + "\t\n")
+    documents = read(tmp_path / "x.tsv", prompt_field="q")
+    assert [(d.prompt, len(d.text)) for d in documents] == [("Why?", 4), ("", 500_000)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("text\na\nb,c\n", ":3: 2 fields, the first row names 1"),
+        ("id,text\n1,a\n2\n", ":3: 1 fields, the first row names 2"),
+        ('text,id\na,1\n"b\nc,2\n', ":3: broken row"),
+        ('text,id\n"a" b,1\n', ":2: broken row"),
+        ("id,title\n1,a\n", ":2: no field 'text'; it has: id, title. Name one with --text-field"),
+        ("text,text\na,b\n", ":1: two fields have one name"),
+        (b"text\ncaf\xe9\n", ", line 2, byte 8: not valid utf-8"),
+    ],
+)
+def test_a_wrong_csv_row_is_an_error_with_file_and_line(tmp_path, content, says):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=rf"x\.csv{says}"):
+        read(path)
+
+
+def test_a_json_file_is_an_array_or_an_object_a_line(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('\n[\n {"text": "a"},\n {"text": "b"}]\n')
+    assert [(d.id, d.text) for d in read(path)] == [
+        (f"{path}, row 1", "a"),
+        (f"{path}, row 2", "b"),
+    ]
+    path.write_text('\n{"text": "a"}\n{"text": "b"}\n')
+    assert [(d.id, d.text) for d in read(path)] == [(f"{path}:2", "a"), (f"{path}:3", "b")]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('[{"text": "a"},\n{"text": }]', ":2: broken JSON"),
+        ('[{"text": "a"}]\n[{"text": "b"}]', ":2: broken JSON"),
+        ('[{"text": "a"}, "b"]', ", row 2: each row must be an object"),
+        ('[{"text": null}]', ", row 1: field 'text' must be a string, got null"),
+        ('{"text": "a"}\n{"text": ', ":2: broken JSON"),
+        ("[" * 100_000, ": broken JSON|:1: broken JSON"),
+    ],
+)
+def test_a_wrong_json_file_is_an_error_with_its_place(tmp_path, content, says):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"x\.json({says})"):
+        read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "json", "csv", "tsv"])
+def test_compressed_files_are_read_like_plain_ones(tmp_path, kind):
+    content = {"txt": "a\nb", "jsonl": '{"text": "a"}\n{"text": "b"}'}
+    content |= {"json": '[{"text": "a"}, {"text": "b"}]', "csv": "text\na\nb", "tsv": "text\na\nb"}
+    path = tmp_path / f"x.{kind}.gz"
+    path.write_bytes(gzip.compress(content[kind].encode()))
+    tally = Tally()
+    assert [d.text for d in read(path, tally)] == ["a", "b"]
+    # size and hash are of the file as it lies there
+    assert tally.size_bytes == path.stat().st_size
+    assert tally.xxh3 == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"x\.{kind}\.gz is no whole \.gz file"):
+        read(path)
+    path.write_bytes(gzip.compress(b""))
+    assert read(path, tally) == [] and tally.skipped["empty_file"] == 1
 
 
 def test_a_row_written_as_json_is_read_back(write_jsonl):

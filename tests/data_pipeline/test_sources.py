@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from data_pipeline.sources import find_sources, without_credentials
+from data_pipeline.file_kinds import kind_of, without_credentials
+from data_pipeline.sources import find_sources
 
 
 def names(*inputs, skipped: Counter | None = None) -> list[str]:
@@ -61,14 +62,35 @@ def test_a_link_to_a_folder_above_is_counted_not_followed(tree):
     ("make", "says"),
     [
         (lambda p: p / "absent.txt", "does not exist"),
-        (lambda p: p / "notes.md", r"endings that can be read are \.txt, \.jsonl, \.parquet"),
+        (lambda p: p / "notes.md", r"endings that can be read are \.txt, \.jsonl, .*\.parquet"),
         (lambda p: p / ".git" / "hooks*", "does not exist|holds no file"),
         (lambda p: p / "*.csv", "holds no file"),
+        (lambda p: p / "notes.md", r"\.csv, \.tsv.* also with \.gz, \.bz2, \.xz, \.zst"),
     ],
 )
 def test_an_input_that_names_nothing_is_an_error(tree, make, says):
     with pytest.raises(ValueError, match=says):
         names(make(tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a/X.TXT", "text"),
+        ("x.txt.gz", "text"),
+        ("x.JSONL.XZ", "jsonl"),
+        ("x.json.bz2", "json"),
+        ("x.y.csv.zst", "csv"),
+        ("x.tsv", "tsv"),
+        ("x.parquet", "parquet"),
+        ("x.parquet.gz", None),
+        ("x.gz", None),
+        ("x.txt.zip", None),
+        ("txt", None),
+    ],
+)
+def test_the_endings_of_a_name_tell_what_is_in_the_file(name, kind):
+    assert kind_of(name) == kind
 
 
 def test_a_folder_without_known_files_is_an_error(tmp_path):
@@ -109,6 +131,32 @@ def test_urls_are_read_through_fsspec(memory):
 def test_a_url_that_cannot_be_read_is_an_error_with_its_name(memory, url):
     with pytest.raises(ValueError, match=f"--input {url}"):
         names(url)
+
+
+class BrokenNetwork(Exception):
+    """Of no class that Python knows, as those of botocore and aiohttp."""
+
+
+def fails(*_args, **_options):
+    raise BrokenNetwork("no route\nto host")
+
+
+def test_a_network_that_breaks_is_one_line_with_the_source(memory, monkeypatch):
+    import fsspec
+
+    (source,) = find_sources(["memory://corpus/b.txt"], Counter())
+    filesystem = fsspec.filesystem("memory")
+    with monkeypatch.context() as broken:
+        broken.setattr(type(filesystem), "open", fails)
+        with pytest.raises(ValueError, match=r"^memory://corpus/b\.txt: no route to host$"):
+            source.open()
+        broken.setattr(type(filesystem), "info", fails)
+        with pytest.raises(ValueError, match=r"^--input memory://corpus/b\.txt: no route"):
+            find_sources(["memory://corpus/b.txt"], Counter())
+    with source.open() as file, monkeypatch.context() as broken:
+        broken.setattr(type(file._file), "read", fails, raising=False)
+        with pytest.raises(ValueError, match=r"^memory://corpus/b\.txt: no route to host$"):
+            file.read(10)
 
 
 def test_credentials_are_left_out_of_names():

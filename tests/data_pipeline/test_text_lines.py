@@ -7,13 +7,14 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import text_lines
-from data_pipeline.text_lines import CountedStream, lines, text_encoding
+from data_pipeline import byte_stream
+from data_pipeline.byte_stream import CountedStream
+from data_pipeline.text_lines import lines, text_encoding
 
 
 def read(content: bytes, encoding: str = "utf-8", **options) -> list[tuple[int, str]]:
     stream = CountedStream(io.BytesIO(content), lambda n: None)
-    return list(lines(stream, "x.txt", encoding, **options))
+    return list(lines(stream.chunks(), "x.txt", encoding, **options))
 
 
 @pytest.mark.parametrize(
@@ -49,12 +50,12 @@ def test_json_lines_end_at_newline_only():
 @given(st.text(alphabet="ab\r\n\u00e9\u2028", max_size=30), st.integers(1, 5))
 def test_the_size_of_the_chunks_does_not_matter(text, chunk_bytes):
     whole = read(text.encode())
-    original = text_lines._CHUNK_BYTES
-    text_lines._CHUNK_BYTES = chunk_bytes
+    original = byte_stream.CHUNK_BYTES
+    byte_stream.CHUNK_BYTES = chunk_bytes
     try:
         assert read(text.encode()) == whole
     finally:
-        text_lines._CHUNK_BYTES = original
+        byte_stream.CHUNK_BYTES = original
     assert [line for _, line in whole] == io.StringIO(text, newline=None).read().split("\n")[
         : len(whole)
     ]
@@ -70,7 +71,7 @@ def test_the_size_of_the_chunks_does_not_matter(text, chunk_bytes):
     ],
 )
 def test_wrong_bytes_are_named_by_line_and_byte(content, line, byte, chunk_bytes, monkeypatch):
-    monkeypatch.setattr(text_lines, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(byte_stream, "CHUNK_BYTES", chunk_bytes)
     with pytest.raises(ValueError, match=rf"x\.txt, line {line}, byte {byte}: .*--encoding"):
         read(content)
 
@@ -89,6 +90,6 @@ def test_an_unknown_encoding_is_refused(name):
 def test_passing_bytes_are_counted_and_hashed():
     told = []
     stream = CountedStream(io.BytesIO(b"abc\n"), told.append)
-    assert list(lines(stream, "x", "utf-8")) == [(1, "abc")]
+    assert list(lines(stream.chunks(), "x", "utf-8")) == [(1, "abc")]
     assert (stream.size_bytes, sum(told)) == (4, 4)
     assert stream.xxh3 == xxhash.xxh3_128_hexdigest(b"abc\n")
