@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pretrain.environment import refuse_foreign_kernels
+from pretrain.mistakes import AgreedError, say
 from pretrain.run_log import log_to_stderr
 
 
@@ -88,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         refuse_foreign_kernels()
         VERBS[args[0]][0](args[1:])
-    except ValueError as error:
+    except AgreedError as error:
+        _fail(str(error), agreed=True)
+    except (ValueError, OSError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -107,10 +110,8 @@ def _leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _fail(message: str) -> None:
-    """One line, said by rank 0 alone: every rank that meets a user's mistake meets the same one."""
-    if os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"pretrain: {' '.join(message.split())}\n")
+def _fail(message: str, *, agreed: bool = False) -> NoReturn:
+    say(message, agreed=agreed)
     sys.exit(2)
 
 

@@ -12,12 +12,11 @@ DeepSpeed's shards are pickles: they are opened with weights_only=True, after th
 and hashes were compared. Reading without DeepSpeed: checkpoint_files.py.
 """
 
-import json
 import logging
 import os
 import pickle
+import re
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,8 @@ from pretrain.world import World
 
 logger = logging.getLogger(__name__)
 
+_RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_")
+
 # The only classes DeepSpeed's files may name besides tensors and plain values.
 _KNOWN_CLASSES = [ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]
 
@@ -55,34 +56,53 @@ def save(engine: Engine, root: Path, *, update: int, state: dict[str, Any], keep
     """
     world = engine.world
     final, partial = root / folder_name(update), root / f"{folder_name(update)}.partial"
-    if world.leads:
-        root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob("step-*.partial"):
-            logger.info("checkpoint: removing %s, left by a save that was cut off", leftover)
-            shutil.rmtree(leftover)
-        partial.mkdir()
-    world.barrier()
+    world.on_leader(lambda: _begin(root, partial))
     engine.deepspeed.save_checkpoint(str(root), tag=partial.name, save_latest=False)
     _save_weights(engine, partial / WEIGHTS)
-    world.barrier()
-    names = sorted(p.name for p in partial.iterdir())
-    mine = {name: measure(partial / name) for name in _share(names, world)}
+    # One list for all: what ranks see of a shared folder may differ for a while.
+    names = world.on_leader(lambda: sorted(p.name for p in partial.iterdir()))
+    mine = world.together(lambda: {n: measure(partial / n) for n in _share(names, world)})
     files = {name: entry for part in world.gather(mine) for name, entry in part.items()}
-    if world.leads:
-        for script in root.glob(
-            "zero_to_*.py"
-        ):  # DeepSpeed's recovery scripts: no code beside weights
-            script.unlink()
-        manifest = Manifest(FORMAT, update, world.world_size, state, _versions(), files)
-        _write_synced(partial / MANIFEST, json.dumps(asdict(manifest), indent=1, sort_keys=True))
-        _sync(partial)
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(partial, final)
-        _point_latest(root, final.name)
-        _prune(root, keep_last)
-    world.barrier()
+    manifest = Manifest(FORMAT, update, world.world_size, state, _versions(), files)
+    world.on_leader(lambda: _complete(partial, final, manifest, keep_last))
     return final
+
+
+def _begin(root: Path, partial: Path) -> None:
+    """Make the folder to write into, and remove what earlier saves and removals left half done."""
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob("step-*"):
+        if not (left / MANIFEST).is_file():
+            logger.info("checkpoint: removing %s, left by a save that was cut off", left)
+            shutil.rmtree(left)
+    partial.mkdir()
+
+
+def _complete(partial: Path, final: Path, manifest: Manifest, keep_last: int) -> None:
+    """Make the checkpoint visible, and remove those that it replaces."""
+    root = final.parent
+    for script in root.glob("zero_to_*.py"):  # DeepSpeed's recovery scripts: no code beside weights
+        script.unlink()
+    _write_synced(partial / MANIFEST, manifest.text())
+    _sync(partial)
+    if final.exists():
+        _remove(final, "it is saved anew")
+    os.rename(partial, final)
+    _write_synced(root / "latest.partial", final.name + "\n")
+    os.replace(root / "latest.partial", root / "latest")
+    _sync(root)
+    for later in complete(root):
+        if later.name > final.name:
+            _remove(later, f"the run went on from before it, and now stands at {final.name}")
+    for old in complete(root)[:-keep_last]:
+        _remove(old, f"keep_last {keep_last}")
+
+
+def _remove(folder: Path, why: str) -> None:
+    # The manifest goes first: a removal that is cut off leaves nothing that looks complete.
+    (folder / MANIFEST).unlink()
+    shutil.rmtree(folder)
+    logger.info("checkpoint: removed %s (%s)", folder.name, why)
 
 
 def load(engine: Engine, folder: Path) -> Manifest:
@@ -92,7 +112,7 @@ def load(engine: Engine, folder: Path) -> Manifest:
     Raises ValueError, the same on every rank, for a damaged file or another number of ranks.
     """
     world = engine.world
-    manifest = read_manifest(folder)
+    manifest = world.together(lambda: read_manifest(folder))
     error = None
     if manifest.world_size != world.world_size:
         error = (
@@ -100,10 +120,13 @@ def load(engine: Engine, folder: Path) -> Manifest:
             f"Resume with {manifest.world_size} ranks."
         )
     world.agree(error)
-    world.agree(damage(folder, manifest, _share(sorted(manifest.files), world)))
+    names = _share(sorted(manifest.files), world)
+    world.agree(world.together(lambda: damage(folder, manifest, names)))
     engine.deepspeed.checkpoint_engine = WeightsOnlyEngine()
-    path, _ = engine.deepspeed.load_checkpoint(
-        str(folder.parent), tag=folder.name, load_lr_scheduler_states=False
+    path = world.together(
+        lambda: engine.deepspeed.load_checkpoint(
+            str(folder.parent), tag=folder.name, load_lr_scheduler_states=False
+        )[0]
     )
     world.agree(None if path else f"{folder} could not be loaded by DeepSpeed (see its log).")
     return manifest
@@ -119,35 +142,27 @@ class WeightsOnlyEngine(TorchCheckpointEngine):
             with torch.serialization.safe_globals(_KNOWN_CLASSES):
                 return torch.load(path, map_location=map_location, weights_only=True)
         except pickle.UnpicklingError as error:
-            reason = str(error).splitlines()[0]
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise ValueError(
-                f"{path} holds more than tensors and plain values, which this program does not "
-                f"open: {reason}"
-            ) from error
+                f"{path} holds more than tensors and plain values"
+                f"{f' ({named[1]})' if named else ''}: it was not written by this program, and is "
+                "not opened. Resume from another checkpoint: --resume PATH."
+            ) from None
 
 
 def _save_weights(engine: Engine, path: Path) -> None:
     whole = {name: tensor.contiguous() for name, tensor in engine.weights()}
-    if engine.world.leads:
-        safetensors.torch.save_file(whole, path)
+    engine.world.on_leader(lambda: safetensors.torch.save_file(whole, path))
 
 
 def _share(names: list[str], world: World) -> list[str]:
-    return names[world.rank :: world.world_size]
-
-
-def _point_latest(root: Path, name: str) -> None:
-    _write_synced(root / "latest.partial", name + "\n")
-    os.replace(root / "latest.partial", root / "latest")
-    _sync(root)
-
-
-def _prune(root: Path, keep_last: int) -> None:
-    for old in complete(root)[:-keep_last]:
-        # The manifest goes first: a removal that is cut off leaves nothing that looks complete.
-        (old / MANIFEST).unlink()
-        shutil.rmtree(old)
-        logger.info("checkpoint: removed %s (keep_last %d)", old.name, keep_last)
+    """The files that this rank wrote, as DeepSpeed names them; rank 0 takes those of no rank."""
+    owners = {name: _RANK_IN_NAME.search(name) for name in names}
+    return [
+        name
+        for name, found in owners.items()
+        if (int(found[1]) if found and int(found[1]) < world.world_size else 0) == world.rank
+    ]
 
 
 def _write_synced(path: Path, text: str) -> None:

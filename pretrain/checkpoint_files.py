@@ -9,8 +9,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,15 @@ class Manifest:
     state: dict[str, Any]  # the trainer's: data positions, fingerprints
     versions: dict[str, str]
     files: dict[str, dict[str, Any]]  # name -> {"size_bytes": int, "xxh3": hex}
+
+    def text(self) -> str:
+        """The manifest as JSON, with a checksum of all its other values."""
+        values = asdict(self)
+        return json.dumps(values | {"checksum": _checksum(values)}, indent=1, sort_keys=True) + "\n"
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(values, sort_keys=True).encode())
 
 
 def folder_name(update: int) -> str:
@@ -103,6 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+        checksum = raw.pop("checksum", None)
         manifest = Manifest(**raw)
         well_formed = all(
             set(entry) == {"size_bytes", "xxh3"} and Path(name).name == name
@@ -114,6 +124,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(
             f"{path} has checkpoint format {manifest.format}; this version reads {FORMAT}. "
             "Use the version that wrote it."
+        )
+    if checksum != _checksum(raw) or folder_name(manifest.update) != folder.name:
+        raise ValueError(
+            f"{path} is damaged: it is not what was saved as {folder.name}. "
+            "Resume from another checkpoint: --resume PATH."
         )
     if not well_formed or WEIGHTS not in manifest.files:
         raise ValueError(

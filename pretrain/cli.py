@@ -8,7 +8,6 @@ the file or the flag.
 """
 
 import difflib
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from jsonargparse import (
 )
 
 from pretrain.config import Config
+from pretrain.mistakes import say
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -82,8 +82,7 @@ class OneLineParser(ArgumentParser):
                 text = self._unknown(found.group(1), text)
                 break
         text = _WRONG_TYPE.sub(lambda m: f"{m[1]} must be {_type_name(m[2])}, got {m[3]}.", text)
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"pretrain: {text}\n")
+        say(text, agreed=False)
         sys.exit(2)
 
     def _unknown(self, key: str, text: str) -> str:

@@ -27,7 +27,8 @@ class DataConfig:
     """Processes a rank that build batches ahead; 0 builds them in the training process. Never
     changes the rows."""
     allow_other_data: bool = False
-    """Whether a resume may continue on shards whose fingerprint differs from the checkpoint's, and
+    """Whether a resume may continue with other shards, seed, packing or blanks than the
+    checkpoint's (the rows then differ from there on), and
     --init-from may take weights trained with another tokenizer."""
 
     def __post_init__(self) -> None:
@@ -268,5 +269,12 @@ class Config:
             raise ValueError(
                 f"stop_at_step must lie in 1..steps = {self.steps}, got {self.stop_at_step}."
             )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}.")
+        if self.objectives.glm.blanks.span_marks == "sentinels" and not self.model.block_positions:
+            raise ValueError(
+                "objectives.glm.blanks.span_marks: sentinels puts all blanks at one position and "
+                "tells their tokens apart by block positions: set model.block_positions true."
+            )

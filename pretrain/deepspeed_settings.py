@@ -52,6 +52,10 @@ def complete(
         # The client's AdamW serves offloaded states too; DeepSpeed's own needs a compiler.
         "zero_force_ds_cpu_optimizer": (False, "optimizer"),
     }
+    if stage(settings) not in (0, 1, 2, 3):
+        raise ValueError(
+            f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, got {stage(settings)}."
+        )
     if precision == "bf16" and stage(settings) == 0:
         raise ValueError(
             f"{path}: ZeRO stage 0 keeps no fp32 master weights, which precision bf16 needs. Set "

@@ -11,9 +11,11 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from torch import nn
 
 os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
@@ -59,6 +61,7 @@ class Engine:
         self.world = world
         self.stage = stage(settings)
         self.accumulation: int = settings["gradient_accumulation_steps"]
+        self.dtype = torch.bfloat16 if settings["bf16"]["enabled"] else torch.float32
         _check_offload(offloads(settings))
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
         # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a
@@ -71,10 +74,11 @@ class Engine:
             trains: sum(_size(p) for p in model.parameters() if p.requires_grad is trains)
             for trains in (True, False)
         }
-        self.module = model
+        self.module: nn.Module = model
         self.deepspeed = deepspeed.initialize(
             model=model, optimizer=_adamw(model, decays, optimizer), config=settings
         )[0]
+        _use_timeout(world.timeout_s)
 
     @torch.no_grad()
     def _begin_with(self, model: nn.Module, weight: Callable[[str], torch.Tensor]) -> None:
@@ -146,11 +150,26 @@ def _check_offload(parts: list[str]) -> None:
             "offloading to NVMe compiles DeepSpeed's async_io once, which needs ninja and a C++ "
             "compiler. Install them (Debian: apt install g++ ninja-build), or offload to cpu."
         )
-    if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible():
+    if not _async_io_works():
         raise ValueError(
             "offloading to NVMe needs libaio, which is not there. Install it (Debian: apt install "
             "libaio-dev; Red Hat: yum install libaio-devel), or offload to cpu."
         )
+
+
+def _async_io_works() -> bool:
+    accelerator: Any = get_accelerator()
+    return accelerator.create_op_builder("AsyncIOBuilder").is_compatible()
+
+
+def _use_timeout(seconds: float) -> None:
+    """Give every process group the timeout of the world's.
+
+    DeepSpeed makes its own groups and names no timeout, so that they get the library's default (30
+    minutes on gloo, 10 on NCCL) instead of the recipe's.
+    """
+    for group in list(c10d._world.pg_map):
+        c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def _adamw(

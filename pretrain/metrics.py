@@ -7,6 +7,7 @@ is told to forget those steps, so no step stands twice or backward.
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -135,7 +136,8 @@ class Metrics:
         )
 
     def _record(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._lines.write(json.dumps({"step": step, **scalars}) + "\n")
+        finite = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}
+        self._lines.write(json.dumps({"step": step, **finite}) + "\n")
         self._lines.flush()
         for tag, value in scalars.items():
             self._board.add_scalar(tag, value, step)

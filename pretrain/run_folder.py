@@ -91,9 +91,9 @@ class RunFolder:
 
     def describe(self, config: Config, deepspeed_settings: dict[str, Any]) -> None:
         """Write config.yaml and ds_config.json."""
-        self.config.write_text(config_to_yaml(config), encoding="utf-8")
-        text = json.dumps(deepspeed_settings, indent=2) + "\n"
-        (self.path / "ds_config.json").write_text(text, encoding="utf-8")
+        _replace(self.config, config_to_yaml(config))
+        settings = json.dumps(deepspeed_settings, indent=2) + "\n"
+        _replace(self.path / "ds_config.json", settings)
 
     @property
     def origin(self) -> Path:
@@ -112,9 +112,19 @@ class RunFolder:
         `key: old -> new`."""
         if not self.config.is_file():
             return []
-        old, new = (flat(asdict(c)) for c in (config_from_yaml(self.config), config))
+        try:
+            old, new = (flat(asdict(c)) for c in (config_from_yaml(self.config), config))
+        except ValueError as problem:
+            return [f"all that {problem}"]
         return [
             f"{key}: {old.get(key)} -> {new.get(key)}"
             for key in sorted(old | new)
             if old.get(key) != new.get(key)
         ]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old one or the new one, whole."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

@@ -19,10 +19,11 @@ def log_to_stderr() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def log_to_file(folder: Path, rank: int) -> None:
+def log_to_file(folder: Path, rank: int) -> logging.Handler:
     """Add a file of this rank, and leave the terminal to rank 0 but for warnings.
 
-    A file of 20 MB becomes rank-N.log.1, that one rank-N.log.2, and so on up to 5.
+    A file of 20 MB becomes rank-N.log.1, that one rank-N.log.2, and so on up to 5. Returns the
+    handler, for whoever ends the run to close.
     """
     if rank:
         for handler in logging.getLogger().handlers:
@@ -37,3 +38,4 @@ def log_to_file(folder: Path, rank: int) -> None:
     where = f"{socket.gethostname()} rank {rank}"
     to_file.setFormatter(logging.Formatter(f"%(asctime)s {where} %(levelname)s %(message)s"))
     logging.getLogger().addHandler(to_file)
+    return to_file

@@ -6,7 +6,7 @@ there is one
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from data_pipeline.loader import Position
 from data_pipeline.protocols import Transform
 from data_pipeline.shards import Shards
 from kernels.dispatch import choose_backend
-from pretrain import checkpoint, checkpoint_files, deepspeed_settings
+from pretrain import checkpoint, checkpoint_files, deepspeed_settings, resume
 from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.engine import Engine
@@ -53,15 +53,7 @@ class Setup:
 def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, world: World) -> Setup:
     """Build or restore the run. Raises ValueError for what the user can mend; the same on every
     rank."""
-    found, error = None, None
-    if world.leads:
-        try:
-            folder.lock()
-            found = checkpoint_files.find(folder.checkpoints, start.resume)
-        except ValueError as problem:
-            error = str(problem)
-    world.agree(error)
-    found = world.broadcast(found)
+    found = world.on_leader(lambda: checkpoint_files.find(folder.checkpoints, start.resume))
     choose_backend(None)
     set_numerics(config.numerics)
 
@@ -93,14 +85,18 @@ def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, worl
         announce(setup, settings)
     if found is not None:
         setup = _restored(setup, found)
-    if world.leads:
-        if found is None:
-            folder.note_origin(start.init_from)
-        for change in folder.changes(config):
-            logger.info("changed since the last start of this run: %s", change)
-        folder.describe(config, settings)
-        shards.tokenizer().save(folder.tokenizer)
+    world.on_leader(lambda: _write_folder(setup, settings, start, is_new=found is None))
     return setup
+
+
+def _write_folder(setup: Setup, settings: dict[str, Any], start: Start, *, is_new: bool) -> None:
+    """Describe the run in its folder, saying what changed since its last start."""
+    if is_new:
+        setup.folder.note_origin(start.init_from)
+    for change in setup.folder.changes(setup.config):
+        logger.info("changed since the last start of this run: %s", change)
+    setup.folder.describe(setup.config, settings)
+    setup.shards.tokenizer().save(setup.folder.tokenizer)
 
 
 def _first_weights(
@@ -168,55 +164,22 @@ def _deepspeed_settings(config: Config, world: World) -> dict[str, Any]:
 
 def _restored(setup: Setup, found: Path) -> Setup:
     """`setup` with weights, optimizer and data positions of the checkpoint `found`."""
-    config, world = setup.config, setup.world
-    manifest = checkpoint_files.read_manifest(found)
-    state = manifest.state
-    here = setup.shards.splits["train"].fingerprint
-    error = None
-    if state["data_fingerprint"] != here and not config.data.allow_other_data:
-        error = (
-            f"{found} was trained on data with fingerprint {state['data_fingerprint']}, "
-            f"{config.data.shards} has {here}. Name the same shards, or set "
-            "--data.allow_other_data true."
-        )
-    elif set(state["positions"]) != set(setup.positions):
-        error = (
-            f"{found} was trained with the objectives {sorted(state['positions'])}, "
-            f"the recipe has {sorted(setup.positions)}. Use the same objectives."
-        )
-    elif state["model"] != _model_identity(setup):
-        error = (
-            f"{found} holds another model: {state['model']}; the recipe asks for "
-            f"{_model_identity(setup)}. Use the recipe of that run."
-        )
-    elif manifest.update >= config.steps:
-        error = (
-            f"{found} already stands at step {manifest.update} of steps = {config.steps}: "
-            "the run is done. Raise --steps to go on."
-        )
-    world.agree(error)
-    manifest = checkpoint.load(setup.engine, found)
+    world = setup.world
+    manifest = world.together(lambda: checkpoint_files.read_manifest(found))
+    world.agree(resume.refusal(found, manifest, identity_of(setup), setup.config))
+    positions = world.together(lambda: resume.positions(manifest))
+    checkpoint.load(setup.engine, found)
     logger.info("resumed from %s: step %d is done", found, manifest.update)
-    positions = {name: Position(**place) for name, place in state["positions"].items()}
-    return Setup(**{**vars(setup), "update": manifest.update, "positions": positions})
+    return replace(setup, update=manifest.update, positions=positions)
 
 
-def checkpoint_state(setup: Setup, positions: dict[str, Position]) -> dict[str, Any]:
-    """What a checkpoint keeps besides weights and optimizer, as plain JSON values."""
-    return {
-        "positions": {name: vars(place) for name, place in positions.items()},
-        "data_fingerprint": setup.shards.splits["train"].fingerprint,
-        "model": _model_identity(setup),
-    }
-
-
-def _model_identity(setup: Setup) -> dict[str, Any]:
-    """The sizes that weights of another run would not fit."""
-    return {
-        **{k: v for k, v in vars(setup.config.model).items() if not k.endswith("_prob")},
-        "vocab_size": setup.vocab_size,
-        "source_tokens": setup.config.data.packing.source_tokens,
-    }
+def identity_of(setup: Setup) -> dict[str, Any]:
+    """What a checkpoint of this run and whoever resumes from it must agree on."""
+    return resume.identity(
+        setup.config,
+        data_fingerprint=setup.shards.splits["train"].fingerprint,
+        vocab_size=setup.vocab_size,
+    )
 
 
 def announce(setup: Setup, settings: dict[str, Any]) -> None:

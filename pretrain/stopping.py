@@ -3,7 +3,7 @@ of a step.
 
     Ctrl-C (SIGINT), SIGTERM or SIGUSR1 on any one rank    save, stop, exit code 85
     a file STOP in the run folder                          the same; it is removed
-    the launcher that started a rank is gone               the same
+    the launcher that started a rank is gone               the same; a run by itself has none
     a second Ctrl-C, at least a second after the first     stop at once, nothing is saved
 
 SIGTERM and SIGUSR1 after a first signal change nothing: the deepspeed launcher turns one Ctrl-C
@@ -64,7 +64,7 @@ class StopRequests:
             return signal.Signals(self._signal).name
         if self._world.leads and self._stop_file.exists():
             return "the file STOP"
-        if os.getppid() != self._parent:
+        if self._world.launched and os.getppid() != self._parent:
             return "the launcher is gone"
         return ""
 

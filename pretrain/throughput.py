@@ -55,7 +55,7 @@ class StepScalars:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         world = setup.world
-        dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+        dtype = setup.engine.dtype
         self._peak = matmul_peak_flop_per_s(world.device, dtype) * world.world_size
         self.restart_clock()
 

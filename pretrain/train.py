@@ -8,27 +8,31 @@ this file only says in which order they meet. It knows no objective by name.
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 from data_pipeline.loader import Batch, Position, training_batches, validation_batches
 from data_pipeline.shards import open_shards
-from pretrain import checkpoint
+from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.evaluate.held_out import held_out_nats
 from pretrain.evaluate.samples import filled_texts
 from pretrain.metrics import Metrics
+from pretrain.mistakes import AgreedError
 from pretrain.objectives.loss import Objective
 from pretrain.run_folder import RunFolder
 from pretrain.run_log import log_to_file
 from pretrain.schedule import learning_rate
-from pretrain.setup import Setup, checkpoint_state, set_up
+from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, tag_name
 from pretrain.update import apply_update
-from pretrain.world import join_world, leave_world
+from pretrain.world import World, join_world, leave_world
+
+NOT_FINITE_ALLOWED = 10
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +44,23 @@ def run(config: Config, start: Start) -> str | None:
     Raises ValueError for what the user can mend: missing shards, a wrong --resume or
     --init-from, sizes that do not fit.
     """
-    shards = open_shards(Path(config.data.shards))
     world = join_world(config.timeout_s, config.interface)
+    stopped_by = run_in(world, config, start)
+    leave_world()
+    return stopped_by
+
+
+def run_in(world: World, config: Config, start: Start) -> str | None:
+    """`run` on ranks that have joined; they may run another one after it."""
+    shards = world.together(lambda: open_shards(Path(config.data.shards)))
     folder = RunFolder(Path(config.runs) / config.name)
-    try:
-        log_to_file(folder.logs, world.rank)
-        return train(set_up(config, shards, folder, start, world))
-    finally:
-        folder.unlock()
-        leave_world()
+    world.on_leader(folder.lock)
+    log_file = world.together(lambda: log_to_file(folder.logs, world.rank))
+    stopped_by = train(set_up(config, shards, folder, start, world))
+    folder.unlock()
+    logging.getLogger().removeHandler(log_file)
+    log_file.close()
+    return stopped_by
 
 
 def train(setup: Setup) -> str | None:
@@ -56,7 +68,8 @@ def train(setup: Setup) -> str | None:
 
     Returns why all ranks agreed to save and stop early, or None.
     """
-    with Metrics.of(setup) if setup.world.leads else nullcontext() as metrics:
+    record = setup.world.together(lambda: Metrics.of(setup) if setup.world.leads else None)
+    with record or nullcontext() as metrics:
         return updates(setup, metrics)
 
 
@@ -65,10 +78,10 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     config, world = setup.config, setup.world
     last = config.stop_at_step or config.steps
     # Before the first step, so that a text the model cannot read ends the run now and not at night.
-    fill_texts(setup, setup.update, metrics)
+    fill_texts(setup, setup.update, metrics if setup.update == 0 else None)
     streams = {o.name: training_stream(setup, o) for o in setup.objectives}
     stops, scalars = StopRequests(setup.folder.path, world), StepScalars(setup)
-    reason = None
+    reason, not_finite = None, 0
     for update in range(setup.update, last):
         step = update + 1
         lr = learning_rate(
@@ -79,7 +92,9 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
         )
         if metrics:
             metrics.step(step, scalars(done, lr))
-        reason = stops.agreed()
+        not_finite = 0 if math.isfinite(done.loss(setup.objectives)) else not_finite + 1
+        check_finite(not_finite)
+        reason = stops.agreed() if step < last else None
         if _due(step, config.evaluation.every_steps, last) and not reason:
             evaluate(setup, step, metrics)
             scalars.restart_clock()
@@ -92,6 +107,20 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     if metrics:
         metrics.finish(reason)
     return reason
+
+
+def check_finite(not_finite: int) -> None:
+    """End a run before steps without a finite loss replace its checkpoints.
+
+    not_finite: how many steps in a row had none; a loss is the sum over all ranks, so that all of
+    them end at the same step.
+    """
+    if not_finite == NOT_FINITE_ALLOWED:
+        raise AgreedError(
+            f"the loss was not a finite number for {NOT_FINITE_ALLOWED} steps in a row; the last "
+            "checkpoint may hold some of them. Resume from an earlier one with a lower "
+            "optimizer.lr."
+        )
 
 
 def training_stream(setup: Setup, objective: Objective) -> Iterator[Batch]:
@@ -155,7 +184,7 @@ def save(setup: Setup, step: int, positions: dict[str, Position], metrics: Metri
         setup.engine,
         setup.folder.checkpoints,
         update=step,
-        state=checkpoint_state(setup, positions),
+        state=resume.state(identity_of(setup), positions),
         keep_last=setup.config.checkpoints.keep_last,
     )
     if metrics:

@@ -67,7 +67,10 @@ def apply_update(
     inputs = [{o.name: o.inputs(micro[o.name]) for o in objectives} for micro in batches]
     counts = global_counts(engine.world, objectives, inputs)
 
-    reported: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
+    device = engine.world.device
+    reported: dict[str, Tensor] = defaultdict(
+        lambda: torch.zeros(2, dtype=torch.float64, device=device)
+    )
     gradient_norm = None
     for number, micro in enumerate(inputs):
         seed_dropout(seed, update, number, engine.world.rank)
@@ -79,15 +82,19 @@ def apply_update(
                 for name in objective.optimised
             ]
             for name, term in terms.items():
-                reported[f"{objective.name}/{name}"] += torch.stack(term).detach().double().cpu()
+                reported[f"{objective.name}/{name}"] += torch.stack(term).detach().double()
         engine.backward(torch.stack(shares).sum())
         gradient_norm = engine.end_micro_batch(lr)
     assert gradient_norm is not None, "the last micro-batch must close the update"
 
     names = sorted(reported)
-    sizes = torch.tensor([_sizes(micro[o.name]) for micro in batches for o in objectives]).double()
+    sizes = torch.tensor(
+        [_sizes(micro[o.name]) for micro in batches for o in objectives], dtype=torch.float64
+    )
     totals = engine.world.sum(
-        torch.cat([torch.stack([reported[n] for n in names]).flatten(), sizes.sum(dim=0)])
+        torch.cat(
+            [torch.stack([reported[n] for n in names]).flatten(), sizes.sum(dim=0).to(device)]
+        )
     ).tolist()
     pairs = dict(zip(names, zip(totals[0::2], totals[1::2], strict=False), strict=False))
     cells, tokens, visible_pairs, targets = totals[2 * len(names) :]
@@ -117,7 +124,7 @@ def global_counts(
             for term, count in objective.counts(micro[objective.name]).items():
                 local[f"{objective.name}/{term}"] += float(count)
     names = sorted(local)
-    totals = world.sum(torch.tensor([local[n] for n in names])).tolist()
+    totals = world.sum(torch.tensor([local[n] for n in names], dtype=torch.float64)).tolist()
     return {name: total or 1.0 for name, total in zip(names, totals, strict=True)}
 
 

@@ -9,16 +9,22 @@ otherwise probe MPI.
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from pretrain.mistakes import AgreedError
+
 logger = logging.getLogger(__name__)
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class World:
     world_size: int
     local_rank: int
     device: torch.device
+    timeout_s: float  # a collective that a lost rank blocks fails after so long
+    launched: bool  # by a launcher, whose end this rank should not outlive
 
     @property
     def leads(self) -> bool:
@@ -64,8 +72,25 @@ class World:
         """Wait for all ranks."""
         dist.barrier()
 
+    def on_leader(self, act: Callable[[], Value]) -> Value:
+        """What `act` gives on rank 0, on every rank; its ValueError or OSError ends all of them."""
+        return self.broadcast(self.together(act if self.leads else lambda: None))
+
+    def together(self, act: Callable[[], Value]) -> Value:
+        """What `act` gives on this rank, once it went well on all; else AgreedError on all.
+
+        So a full disk or a missing file on one rank does not leave the others in a collective.
+        """
+        value, error = None, None
+        try:
+            value = act()
+        except (ValueError, OSError) as problem:
+            error = str(problem)
+        self.agree(error)
+        return cast(Value, value)
+
     def agree(self, error: str | None) -> None:
-        """Raise ValueError on every rank if any rank brings an `error`; rank 0's text, else the
+        """Raise AgreedError on every rank if any rank brings an `error`; rank 0's text, else the
         first one.
 
         What one rank finds wrong ends all of them with the same line instead of leaving the others
@@ -73,7 +98,7 @@ class World:
         """
         found = [e for e in self.gather(error) if e]
         if found:
-            raise ValueError(found[0])
+            raise AgreedError(found[0])
 
 
 def join_world(timeout_s: float, interface: str | None = None) -> World:
@@ -83,7 +108,8 @@ def join_world(timeout_s: float, interface: str | None = None) -> World:
     Raises ValueError where a launcher set only a part of the environment.
     """
     given = [name for name in _LAUNCHED if name in os.environ]
-    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+    launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    if not launched:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
         os.environ["MASTER_PORT"] = str(_free_port())
     elif len(given) < len(_LAUNCHED):
@@ -94,19 +120,28 @@ def join_world(timeout_s: float, interface: str | None = None) -> World:
         )
     rank, world_size, local_rank = (int(os.environ[n]) for n in _LAUNCHED[:3])
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    # DeepSpeed's own switch: it would compute on the CPU and we on the GPU.
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if interface is not None:
         os.environ.update(NCCL_SOCKET_IFNAME=interface, GLOO_SOCKET_IFNAME=interface)
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    return World(rank, world_size, local_rank, device)
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"the ranks did not find each other at {os.environ['MASTER_ADDR']}:"
+                f"{os.environ['MASTER_PORT']} (interface {interface or 'chosen by the library'}): "
+                f"{reason}. Set --interface, or look at the launcher's address and port."
+            ) from error
+    return World(rank, world_size, local_rank, device, timeout_s, launched)
 
 
 def leave_world() -> None:
-    """Leave the process group; harmless where none was joined."""
+    """Leave the process group, after a success: with another rank gone this could wait for ever."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -23,14 +23,17 @@ def held_out_nats(
 
     A term without any target is left out. A collective; dropout is off.
     """
-    totals: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
+    device = engine.world.device
+    totals: dict[str, torch.Tensor] = defaultdict(
+        lambda: torch.zeros(2, dtype=torch.float64, device=device)
+    )
     engine.module.eval()
     with torch.no_grad():
         for objective in objectives:
             for batch in batches[objective.name]:
                 inputs = to_device(objective.inputs(batch), engine.world.device)
                 for name, term in engine.forward(objective, inputs).items():
-                    totals[f"{objective.name}/{name}"] += torch.stack(term).double().cpu()
+                    totals[f"{objective.name}/{name}"] += torch.stack(term).double()
     engine.module.train()
     names = sorted(totals)
     summed = engine.world.sum(torch.stack([totals[n] for n in names])).tolist()

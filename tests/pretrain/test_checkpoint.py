@@ -1,6 +1,5 @@
 """pretrain/checkpoint.py: complete or invisible, untrusted until checked."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ def _written(folder: Path, **changes: Any) -> Path:
     safetensors.torch.save_file(WEIGHTS, folder / checkpoint.WEIGHTS)
     data = (folder / checkpoint.WEIGHTS).read_bytes()
     entry = {"size_bytes": len(data), "xxh3": xxhash.xxh3_128_hexdigest(data)}
-    manifest: dict[str, Any] = {
+    values: dict[str, Any] = {
         "format": 1,
         "update": int(folder.name[-8:]),
         "world_size": 1,
@@ -29,7 +28,8 @@ def _written(folder: Path, **changes: Any) -> Path:
         "versions": {},
         "files": {checkpoint.WEIGHTS: entry},
     }
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest | changes))
+    manifest = checkpoint.Manifest(**(values | changes)).text()
+    (folder / checkpoint.MANIFEST).write_text(manifest)
     return folder
 
 
@@ -113,7 +113,6 @@ def test_a_damaged_file_is_named(root: Path, spoil: Callable[[bytes], bytes], sa
         ({"format": 2}, "has checkpoint format 2; this version reads 1"),
         ({"files": {}}, "lists files that no checkpoint has"),
         ({"files": {"../model.safetensors": {"size_bytes": 1, "xxh3": ""}}}, "lists files that no"),
-        ({"more": 1}, "is not a checkpoint manifest"),
     ],
 )
 def test_a_manifest_of_another_make_is_refused(
@@ -122,6 +121,22 @@ def test_a_manifest_of_another_make_is_refused(
     folder = _written(tmp_path / "step-00000001", **changes)
     with pytest.raises(ValueError, match=said):
         checkpoint.read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"update": 20', '"update": 21', "is damaged: it is not what was saved as step-00000020"),
+        ('"world_size": 1', '"world_size": 2', "is damaged"),
+        ('"versions"', '"more"', "is not a checkpoint manifest"),
+        ("{", "", "is not a checkpoint manifest"),
+    ],
+)
+def test_an_edited_manifest_is_noticed(root: Path, old: str, new: str, said: str) -> None:
+    path = root / "step-00000020" / checkpoint.MANIFEST
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=said):
+        checkpoint.read_manifest(path.parent)
 
 
 class _Code:

@@ -52,6 +52,7 @@ def test_clipping_is_always_written(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"optimizer": {"type": "Adam"}}, "the block 'optimizer' is not used"),
+        ({"zero_optimization": {"stage": 9}}, "stage must be 0, 1, 2 or 3, got 9"),
         ({"scheduler": {}}, "the block 'scheduler' is not used"),
         ({"gradient_clipping": 1.0}, "recipe's optimizer.gradient_clipping asks for 0.5"),
         ({"bf16": {"enabled": True}}, "recipe's precision asks for"),

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 pytestmark = pytest.mark.ranks
 
+WORKER = str(Path(__file__).parent / "train_cases.py")
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 STEPS, EVERY = 30, 10
 Start = Callable[..., list[subprocess.Popen[str]]]
@@ -116,6 +118,52 @@ def test_a_signal_to_one_rank_saves_on_all_and_the_curve_goes_on(
     run_ranks(2, _train("signalled", runs, shards, "--resume=auto"), runs / "signalled2.log")
     assert _curve(runs / "signalled") == _curve(runs / "unbroken")
     assert json.loads((runs / "signalled" / "status.json").read_text())["state"] == "done"
+
+
+def test_going_back_gives_up_what_lay_ahead(runs: Path, shards: Path, run_ranks: Run) -> None:
+    folder = runs / "branch"
+    cases = [
+        _train("branch", runs, shards)[3:],
+        _train(
+            "branch",
+            runs,
+            shards,
+            f"--resume={folder}/checkpoints/step-00000020",
+            "--stop_at_step=25",
+            "--checkpoints.keep_last=1",
+        )[3:],
+        _train("branch", runs, shards, "--resume=auto")[3:],
+    ]
+    for number, case in enumerate(cases):
+        (runs / f"branch{number}.json").write_text(json.dumps([case]))
+    run_ranks(1, [WORKER, str(runs / "branch0.json")], runs / "branch0.log")
+    unbroken = _curve(folder)
+    run_ranks(1, [WORKER, str(runs / "branch1.json")], runs / "branch1.log")
+    assert (folder / "checkpoints" / "latest").read_text().strip() == "step-00000025"
+    assert [p.name for p in (folder / "checkpoints").glob("step-*")] == ["step-00000025"]
+    run_ranks(1, [WORKER, str(runs / "branch2.json")], runs / "branch2.log")
+    # The early stop evaluated once more, after step 25; all else is the unbroken run.
+    assert [row for row in _curve(folder) if row[0] != 25] == [r for r in unbroken if r[0] != 25]
+    assert _text_steps(folder) == sorted(set(_text_steps(folder)))
+
+
+def _text_steps(run: Path) -> list[int]:
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    return [event.step for event in board.Tensors("samples/filled_text/text_summary")]
+
+
+def test_a_rank_that_stops_answering_ends_the_other_in_time(
+    runs: Path, shards: Path, start_ranks: Start
+) -> None:
+    flags = ("--steps=100000", "--timeout_s=5")
+    ranks = start_ranks(2, _train("silent", runs, shards, *flags), runs / "silent.log")
+    _wait_for_step(runs / "silent", 3, ranks)
+    ranks[1].send_signal(signal.SIGSTOP)
+    try:
+        assert ranks[0].wait(timeout=60) not in (0, 2)
+    finally:
+        ranks[1].send_signal(signal.SIGKILL)
 
 
 def test_a_rank_that_dies_ends_the_other_and_a_second_training_is_refused(

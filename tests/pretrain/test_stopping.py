@@ -14,7 +14,7 @@ import torch
 from pretrain.stopping import STOP_FILE, StopRequests
 from pretrain.world import World
 
-ALONE = World(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+ALONE = World(0, 1, 0, torch.device("cpu"), timeout_s=60, launched=False)
 
 
 @pytest.fixture
@@ -50,8 +50,21 @@ def test_a_stop_file_is_taken_away_when_it_is_obeyed(stops: StopRequests, tmp_pa
 def test_one_rank_of_many_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other_ranks = torch.tensor([3.0, 0, 1, 0, 0, 0])  # three have no reason, one got SIGTERM
     monkeypatch.setattr(World, "sum", lambda _, values: values + other_ranks)
-    requests = StopRequests(tmp_path, World(1, 5, 1, torch.device("cpu")))
+    requests = StopRequests(
+        tmp_path, World(1, 5, 1, torch.device("cpu"), timeout_s=60, launched=True)
+    )
     assert requests.agreed() == "SIGTERM"
+    requests.restore()
+
+
+@pytest.mark.parametrize(("launched", "reason"), [(True, "the launcher is gone"), (False, None)])
+def test_only_a_launched_rank_follows_its_parent(
+    launched: bool, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "sum", lambda _, values: values)
+    requests = StopRequests(tmp_path, World(0, 1, 0, torch.device("cpu"), 60, launched))
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert requests.agreed() == reason
     requests.restore()
 
 
@@ -60,7 +73,7 @@ import signal, sys, time, torch
 from pathlib import Path
 from pretrain.stopping import StopRequests
 from pretrain.world import World
-StopRequests(Path(sys.argv[1]), World(0, 1, 0, torch.device("cpu")))
+StopRequests(Path(sys.argv[1]), World(0, 1, 0, torch.device("cpu"), 60, False))
 print("ready", flush=True)
 time.sleep(60)
 """

@@ -7,21 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from data_pipeline.shards import open_shards
 from pretrain.cli import parse_train
-from pretrain.run_folder import RunFolder
-from pretrain.setup import set_up
-from pretrain.train import train
+from pretrain.train import run_in
 from pretrain.world import join_world, leave_world
 
 
 def main() -> None:
     world = join_world(timeout_s=120)
     for argv in json.loads(Path(sys.argv[1]).read_text()):
-        config, start = parse_train(argv)
-        folder = RunFolder(Path(config.runs) / config.name)
-        train(set_up(config, open_shards(Path(config.data.shards)), folder, start, world))
-        folder.unlock()
+        run_in(world, *parse_train(argv))
     leave_world()
 
 

@@ -1,0 +1,21 @@
+"""A user's mistake: one line on stderr, and who says it when there are many ranks."""
+
+import os
+import sys
+
+
+class AgreedError(ValueError):
+    """A mistake that every rank raises with the same text; rank 0 says it for all."""
+
+
+def say(message: str, *, agreed: bool) -> None:
+    """Write `message` as one line.
+
+    agreed: all ranks say the same, so rank 0 does alone. Else a rank may be the only one that met
+    it (shards that one node does not see), and the first rank of every host says its own.
+    """
+    rank, local_rank = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
+    if (rank if agreed else local_rank) != "0":
+        return
+    where = "" if rank == "0" else f"rank {rank}: "
+    sys.stderr.write(f"pretrain: {where}{' '.join(message.split())}\n")

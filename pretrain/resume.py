@@ -1,0 +1,92 @@
+"""What a checkpoint and the run that goes on from it must agree on, so that exact means exact.
+
+A place in the data is (epoch, window, row): it names the same text only while shards, seed, packing
+and blanks are the same. `model` is what the weights would not fit; it cannot be overridden.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.sequence import Position
+from pretrain.checkpoint_files import Manifest
+from pretrain.cli import flat
+from pretrain.config import Config
+
+
+def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[str, Any]:
+    """What decides the rows of a run, and the shape of its model, as plain JSON values."""
+    objectives = flat({"objectives": asdict(config.objectives)})
+    packing = flat({"data": {"packing": asdict(config.data.packing)}})
+    return {
+        "data": {
+            "fingerprint": data_fingerprint,
+            "seed": config.seed,
+            **packing,
+            **{k: v for k, v in objectives.items() if not k.endswith(".weight")},
+        },
+        "model": {
+            **{k: v for k, v in vars(config.model).items() if not k.endswith("_prob")},
+            "vocab_size": vocab_size,
+            "source_tokens": config.data.packing.source_tokens,
+        },
+    }
+
+
+def state(identity_of_run: Mapping[str, Any], positions: Mapping[str, Position]) -> dict[str, Any]:
+    """What a checkpoint keeps besides weights and optimizer, as plain JSON values."""
+    return {
+        "positions": {name: asdict(place) for name, place in positions.items()},
+        **identity_of_run,
+    }
+
+
+def positions(manifest: Manifest) -> dict[str, Position]:
+    """Where each objective's rows go on. Raises ValueError where the manifest does not say."""
+    try:
+        places = manifest.state["positions"]
+        return {
+            name: Position(**{axis: int(number) for axis, number in place.items()})
+            for name, place in places.items()
+        }
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"the checkpoint of step {manifest.update} does not say where its data goes on "
+            f"({type(error).__name__}: {error}). Resume from another one: --resume PATH."
+        ) from error
+
+
+def refusal(
+    found: Path, manifest: Manifest, wanted: Mapping[str, Any], config: Config
+) -> str | None:
+    """Why the run must not go on from `found`, as one line; None where it may."""
+    model = _differences(manifest.state.get("model"), wanted["model"])
+    if model:
+        return f"{found} holds another model: {model}. Use the recipe of that run."
+    data = _differences(manifest.state.get("data"), wanted["data"])
+    if data and not config.data.allow_other_data:
+        return (
+            f"{found} was trained on other rows: {data}. Use the same shards and settings, or set "
+            "--data.allow_other_data true: the rows then differ from here on, and some text is "
+            "seen twice or not at all in this epoch."
+        )
+    for name in ("stop_at_step", "steps"):
+        last = getattr(config, name)
+        if last is not None and manifest.update >= last:
+            return (
+                f"{found} already stands at step {manifest.update} of {name} = {last}: there is "
+                f"nothing left to do. Raise --{name} to go on."
+            )
+    return None
+
+
+def _differences(saved: Any, wanted: Mapping[str, Any]) -> str:
+    """`key saved -> wanted` of every value that differs; empty where none does."""
+    if not isinstance(saved, Mapping):
+        return "the checkpoint does not say which"
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in wanted.items()}
+    keys = sorted(saved.keys() | plain.keys())
+    return ", ".join(
+        f"{k} {saved.get(k)} -> {plain.get(k)}" for k in keys if saved.get(k) != plain.get(k)
+    )
