@@ -273,7 +273,13 @@ class Config:
             raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}.")
-        if self.objectives.glm.blanks.span_marks == "sentinels" and not self.model.block_positions:
+        sentinels = self.objectives.glm.blanks.span_marks == "sentinels"
+        if sentinels and self.model.max_positions is not None:
+            raise ValueError(
+                "objectives.glm.blanks.span_marks: sentinels puts all blanks at position "
+                "source_tokens, the last one of the table: leave out model.max_positions."
+            )
+        if sentinels and not self.model.block_positions:
             raise ValueError(
                 "objectives.glm.blanks.span_marks: sentinels puts all blanks at one position and "
                 "tells their tokens apart by block positions: set model.block_positions true."

@@ -22,7 +22,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.run_folder import RunFolder
 from pretrain.setup import Setup
-from pretrain.status import Status
+from pretrain.status import Status, duration
 from pretrain.status import write as write_status
 
 STATUS_EVERY_S = 5.0
@@ -150,7 +150,7 @@ class Metrics:
             f" | lr {scalars['optimizer/learning_rate']:.1e}"
             f" | grad {scalars['optimizer/gradient_norm']:.2f}"
             f" | {scalars['speed/tokens_per_second'] / 1000:.1f}k tok/s"
-            f" | eta {_duration(remaining_s)}"
+            f" | eta {duration(remaining_s)}"
         )
 
 
@@ -182,13 +182,3 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"{seconds:.0f}s"
-    if minutes < 60:
-        return f"{minutes}m"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24}h"

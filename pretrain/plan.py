@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from pretrain import deepspeed_settings
 from pretrain.config import Config
 from pretrain.flop import training_flop
+from pretrain.models.shape import padded_vocabulary
 from pretrain.planning.activations import FP32, MicroBatch, activation_bytes
 from pretrain.planning.gpus import GPUS, Gpu
 from pretrain.planning.in_words import in_words
@@ -40,7 +41,6 @@ __all__ = ["GPUS", "Plan", "in_words", "main", "plan_run"]
 RESERVED_BYTES = 2 * 1024**3  # CUDA context, NCCL, cuBLAS
 FRAGMENTATION = 0.05  # of the allocator's bytes
 SECONDS_PER_DAY = 86_400
-VOCABULARY_MULTIPLE = 128  # as pretrain/setup.py pads the token table
 
 
 def plan_run(
@@ -72,7 +72,7 @@ class _Planner:
         self.weight_bytes = 2 if self.precision == "bf16" else FP32
         self.accumulation = config.batch.accumulation(num_gpus)
         self.zero = Zero.of(self._settings())
-        self.vocab_size = -(-rows.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        self.vocab_size = padded_vocabulary(rows.vocab_size)
         self.sizes = parameter_sizes(
             config.model,
             vocab_size=self.vocab_size,

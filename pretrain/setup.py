@@ -21,6 +21,7 @@ from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.models.backbone import Backbone, decays, num_positions
+from pretrain.models.shape import padded_vocabulary
 from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of
@@ -30,8 +31,6 @@ from pretrain.weights import shapes_of
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
-
-VOCABULARY_MULTIPLE = 128
 
 
 @dataclass(frozen=True)
@@ -138,11 +137,6 @@ def make_backbone(config: Config, vocab_size: int) -> Backbone:
         generator=torch.Generator().manual_seed(config.seed),
         layers_per_checkpoint=config.memory.layers_per_checkpoint,
     )
-
-
-def padded_vocabulary(vocab_size: int) -> int:
-    """`vocab_size` rounded up to a multiple of 128, as the published code pads its token table."""
-    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def _deepspeed_settings(config: Config, world: World) -> dict[str, Any]:

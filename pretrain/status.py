@@ -63,7 +63,7 @@ def describe(run_folder: Path, status: Status, now: float) -> str:
     state = status.state
     slow_s = max(STALE_AFTER_S, 10 * (status.step_seconds or 0.0))
     if state == "running" and age_s > slow_s:
-        state = f"silent for {_duration(age_s)}: killed, or in a long evaluation or save"
+        state = f"silent for {duration(age_s)}: killed, or in a long evaluation or save"
     lines = [f"{run_folder}: {state}" + (f" ({status.reason})" if status.reason else "")]
     share = 100 * status.step / status.steps
     lines.append(f"  step        {status.step} of {status.steps} ({share:.0f} %)")
@@ -73,10 +73,10 @@ def describe(run_folder: Path, status: Status, now: float) -> str:
         lines.append(f"  speed       {status.tokens_per_second / 1000:.1f}k tokens/s")
     saved = "none yet" if status.checkpoint_step is None else f"step {status.checkpoint_step}"
     lines.append(f"  checkpoint  {saved}")
-    lines.append(f"  written     {_duration(age_s)} ago")
+    lines.append(f"  written     {duration(age_s)} ago")
     if status.state == "running" and status.step_seconds:
         left_s = (status.steps - status.step) * status.step_seconds
-        lines.append(f"  ends in     about {_duration(left_s)}, at the speed of the last step")
+        lines.append(f"  ends in     about {duration(left_s)}, at the speed of the last step")
     elif status.state == "stopped":
         lines.append("  go on with  the same command and --resume auto")
     return "\n".join(lines)
@@ -92,11 +92,12 @@ def main(argv: Sequence[str]) -> str:
     return "\n".join(describe(folder, read(folder), time.time()) for folder in folders)
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+def duration(seconds: float) -> str:
+    """`seconds` as 45s, 12m, 3h05m or 4d2h."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f}s"
+    if minutes < 60:
+        return f"{minutes}m"
     hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24}h"

@@ -6,9 +6,9 @@ hidden_BTD = hidden_states(backbone, packed)
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from data_pipeline.pack import pack_rows
 from data_pipeline.rows import PackedRows, Rows
 from kernels.visibility import Visibility
 from pretrain.models.backbone import Backbone, check_positions
@@ -16,30 +16,8 @@ from pretrain.models.backbone import Backbone, check_positions
 
 def unpacked(rows: Rows) -> PackedRows:
     """Each row on a line of its own, (N, longest row); the rest of a line is padding."""
-    lengths_N = rows.lengths_N
-    num_rows, num_columns = len(lengths_N), int(lengths_N.max())
-    row_of = np.repeat(np.arange(num_rows), lengths_N)
-    column_of = np.arange(len(rows.ids)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
-
-    def lines(values: NDArray) -> NDArray:
-        out = np.zeros((num_rows, num_columns), values.dtype)
-        out[row_of, column_of] = values
-        return out
-
-    column_T = np.arange(num_columns, dtype=np.int32)
-    inside = column_T < lengths_N[:, None]
-    hi = np.maximum(column_T + 1, rows.sep_N[:, None].astype(np.int32)) * inside
-    return PackedRows(
-        ids=lines(rows.ids),
-        position=lines(rows.position),
-        block_position=lines(rows.block_position),
-        targets=lines(rows.targets),
-        weights=lines(rows.weights),
-        kind=lines(rows.kind),
-        document=inside.astype(np.int32) - 1,
-        lo=np.zeros_like(hi),
-        hi=hi,
-    )
+    one_a_line = np.ones(len(rows.lengths_N), np.int64)
+    return pack_rows(rows, one_a_line, int(rows.lengths_N.max()))
 
 
 def tensors_of(packed: PackedRows) -> dict[str, Tensor]:

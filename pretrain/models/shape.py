@@ -61,3 +61,11 @@ class BackboneShape:
                 f"{source_tokens}, got {longest}."
             )
         return longest + int(self.block_positions)
+
+
+VOCABULARY_MULTIPLE = 128
+
+
+def padded_vocabulary(vocab_size: int) -> int:
+    """`vocab_size` rounded up to a multiple of 128, as the published code pads its token table."""
+    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE

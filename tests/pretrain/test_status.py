@@ -25,14 +25,14 @@ def test_a_running_run_says_when_it_ends() -> None:
         "  loss        3.2500 nats a target",
         "  speed       41.2k tokens/s",
         "  checkpoint  step 100",
-        "  written     7 s ago",
-        "  ends in     about 1 h 0 min, at the speed of the last step",
+        "  written     7s ago",
+        "  ends in     about 1h00m, at the speed of the last step",
     ]
 
 
 def test_a_run_that_fell_silent_is_not_called_running() -> None:
     first = describe(Path("runs/a"), RUNNING, now=1000.0 + 3 * 3600).splitlines()[0]
-    assert first == "runs/a: silent for 3 h 0 min: killed, or in a long evaluation or save"
+    assert first == "runs/a: silent for 3h00m: killed, or in a long evaluation or save"
 
 
 def test_a_status_survives_its_file(tmp_path: Path) -> None:
