@@ -21,11 +21,6 @@ class EncodedTexts:
     ends: NDArray[np.int64]
 
 
-def cumulative(counts: list[int]) -> NDArray[np.int64]:
-    """[2, 3] -> [0, 2, 5]: where each of N things laid end to end starts, and their total."""
-    return np.cumsum([0, *counts], dtype=np.int64)
-
-
 class Backend(Protocol):
     """One vocabulary: sentencepiece_backend.py and tokenizers_backend.py."""
 

@@ -19,9 +19,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import ragged
 from data_pipeline.protocols import Split
 from data_pipeline.rows import Pieces
-from data_pipeline.transforms import ragged
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from data_pipeline.transforms import ragged
+from data_pipeline import ragged
 
 
 @dataclass(frozen=True)
@@ -76,4 +76,4 @@ class MemorySplit:
 def _flat(lists: Sequence[ArrayLike], dtype: type) -> tuple[NDArray, NDArray[np.int64]]:
     arrays = [np.asarray(values, dtype=dtype) for values in lists]
     flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
-    return flat, ragged.offsets(np.array([len(array) for array in arrays], np.int64))
+    return flat, ragged.offsets([len(array) for array in arrays])

@@ -12,8 +12,8 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import ragged
 from data_pipeline.rows import PackedRows, Rows
-from data_pipeline.transforms import ragged
 
 
 def pack_rows(rows: Rows, num_rows_B: NDArray[np.int64], row_tokens: int) -> PackedRows:

@@ -2,8 +2,8 @@
 
 A window is some 3 million tokens of documents, in whole blocks of 256 (order.py). Its plan is a
 pure function of (split, transform, packing, seed, epoch, window): it reads the index and no token,
-and any process that computes it gets the same rows. Every loader process plans for itself today;
-one planner a node can serve all its ranks later, because nothing else goes in.
+and any process that computes it gets the same rows. So every loader process plans for itself
+(docs/decisions/0004-every-loader-process-plans.md).
 
     documents of the window -> cut to source_tokens -> draw -> best fit -> cut to fill -> shuffle
 
@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import ragged
 from data_pipeline.cut import Documents, Stretches, cut_documents, read_documents
 from data_pipeline.fill import Layout, cut_to_fill, pack_best_fit
 from data_pipeline.fit import order_by_row
@@ -25,7 +26,6 @@ from data_pipeline.order import Bijection, num_blocks, window_documents
 from data_pipeline.pack import pack_rows
 from data_pipeline.protocols import Split, Transform, TransformPlan
 from data_pipeline.rows import PackedRows
-from data_pipeline.transforms import ragged
 
 MIN_SOURCE_TOKENS = 8
 SHORTEST_TARGET = 32  # tokens, of short sequences

@@ -15,7 +15,8 @@ import sentencepiece
 from numpy.typing import NDArray
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
-from data_pipeline.backend import EncodedTexts, cumulative
+from data_pipeline import ragged
+from data_pipeline.backend import EncodedTexts
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how the library writes a space inside pieces
 _UNKNOWN_TEXT = " \N{DOUBLE QUESTION MARK} "
@@ -120,13 +121,13 @@ class SentencePieceBackend:
     def _offsets_by_length(self, texts: list[str]) -> EncodedTexts | None:
         """Offsets from the lengths of pieces, None where they do not add up to the texts."""
         ids = self.encode(texts)
-        offsets_N1 = cumulative([len(i) for i in ids])
+        offsets_N1 = ragged.offsets([len(i) for i in ids])
         joined = "".join(texts)
         if _SPACE in joined or not len(joined):
             return None
         flat = np.concatenate(ids)
         prefix = int(self._proto.normalizer_spec.add_dummy_prefix)
-        byte_ends = np.append(0, np.cumsum(self._byte_lengths[flat]))
+        byte_ends = ragged.offsets(self._byte_lengths[flat])
         # An invented space stands in front of each text that has tokens.
         invented_N = np.cumsum((np.diff(offsets_N1) > 0) * prefix)
         if joined.isascii():
@@ -136,7 +137,7 @@ class SentencePieceBackend:
         if not np.array_equal(byte_ends[offsets_N1[1:]] - invented_N, np.cumsum(sizes)):
             return None
         owner = np.repeat(np.arange(len(texts)), np.diff(offsets_N1))
-        first_byte = cumulative(sizes)[owner]
+        first_byte = ragged.offsets(sizes)[owner]
         ends = np.maximum(byte_ends[1:] - invented_N[owner], first_byte)
         starts = np.maximum(byte_ends[:-1] - invented_N[owner], first_byte)
         return EncodedTexts(flat, offsets_N1, *_in_characters(joined, starts, ends))
@@ -149,8 +150,8 @@ class SentencePieceBackend:
             encoded.append(
                 np.array([(p.id, p.begin, p.end) for p in pieces], np.int64).reshape(-1, 3)
             )
-        offsets_N1 = cumulative([len(e) for e in encoded[1:]])
-        first_byte = cumulative([len(t.encode()) for t in texts])[:-1]
+        offsets_N1 = ragged.offsets([len(e) for e in encoded[1:]])
+        first_byte = ragged.offsets([len(t.encode()) for t in texts])[:-1]
         ids, starts, ends = np.concatenate(encoded).T
         moved = np.repeat(first_byte, np.diff(offsets_N1))
         starts, ends = _in_characters("".join(texts), starts + moved, ends + moved)
@@ -181,5 +182,5 @@ def _in_characters(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]
         return starts, ends
     code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     sizes = 1 + (code > 0x7F).astype(np.int64) + (code > 0x7FF) + (code > 0xFFFF)
-    bounds = np.append(0, np.cumsum(sizes))  # byte at which each character starts
+    bounds = ragged.offsets(sizes)  # byte at which each character starts
     return np.searchsorted(bounds, starts, side="right") - 1, np.searchsorted(bounds, ends)

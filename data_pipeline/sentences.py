@@ -11,7 +11,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.backend import EncodedTexts, cumulative
+from data_pipeline import ragged
+from data_pipeline.backend import EncodedTexts
 
 # Quotes and brackets that close what the sentence opened: ASCII, curly, guillemets, full-width.
 _CLOSERS = "\"'\\)\\]\\}\u201d\u2019\u00bb\u300d\u300f\uff09\u3011\u300b"
@@ -47,7 +48,7 @@ def ends_in_tokens(
     belongs to the sentence before it, one that reaches over a newline to the sentence behind. The
     rest of a text without a mark is a sentence too: the last count is the number of tokens.
     """
-    first_character = cumulative([len(t) for t in texts])
+    first_character = ragged.offsets([len(t) for t in texts])
     offsets_N1 = encoded.offsets_N1
     found = [(n, *end) for n, text in enumerate(texts) for end in sentence_ends(text)]
     owner, mark, newline = np.array(found, np.int64).reshape(-1, 3).T

@@ -11,6 +11,7 @@ from typing import BinaryIO
 import numpy as np
 import xxhash
 
+from data_pipeline import ragged
 from data_pipeline.manifest import FileEntry, ShardEntry
 from data_pipeline.shards import INDEX_MAGIC, index_layout
 from data_pipeline.stored import StoredDocuments
@@ -96,8 +97,8 @@ class ShardWriter:
         lengths_N = np.concatenate([p.lengths_N for p in self._parts])
         num_ends_N = np.concatenate([p.num_ends_N for p in self._parts])
         arrays = {
-            "token_offsets": np.append(0, np.cumsum(lengths_N)),
-            "sentence_offsets": np.append(0, np.cumsum(num_ends_N)),
+            "token_offsets": ragged.offsets(lengths_N),
+            "sentence_offsets": ragged.offsets(num_ends_N),
             "prompt_lengths": np.concatenate([p.prompt_lengths_N for p in self._parts]),
             "sentence_ends": np.concatenate([p.sentence_ends for p in self._parts]),
         }

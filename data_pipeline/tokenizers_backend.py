@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
-from data_pipeline.backend import EncodedTexts, cumulative
+from data_pipeline import ragged
+from data_pipeline.backend import EncodedTexts
 
 
 class TokenizersBackend:
@@ -71,10 +72,10 @@ class TokenizersBackend:
     def encode_with_offsets(self, texts: list[str]) -> EncodedTexts:
         """The ids of all texts, and the characters at which each token starts and ends."""
         batch = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        offsets_N1 = cumulative([len(e.ids) for e in batch])
+        offsets_N1 = ragged.offsets([len(e.ids) for e in batch])
         ids = np.fromiter(chain.from_iterable(e.ids for e in batch), np.int32, offsets_N1[-1])
         spans = np.array(list(chain.from_iterable(e.offsets for e in batch)), np.int64)
-        first = np.repeat(cumulative([len(t) for t in texts])[:-1], np.diff(offsets_N1))
+        first = np.repeat(ragged.offsets([len(t) for t in texts])[:-1], np.diff(offsets_N1))
         starts, ends = spans.reshape(-1, 2).T
         return EncodedTexts(ids, offsets_N1, starts + first, ends + first)
 

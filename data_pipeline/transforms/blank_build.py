@@ -20,10 +20,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import hashing
+from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Rows
 from data_pipeline.special import SpecialIds
-from data_pipeline.transforms import ragged
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_plan import BlankPlan
 

@@ -17,9 +17,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import hashing
+from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Pieces
-from data_pipeline.transforms import ragged
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_plan import BlankPlan
 from data_pipeline.transforms.span_lengths import SpanLengths

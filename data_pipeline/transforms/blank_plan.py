@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import ragged
 from data_pipeline.rows import KINDS
-from data_pipeline.transforms import ragged
 
 
 @dataclass(frozen=True)

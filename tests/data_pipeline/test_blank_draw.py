@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data_pipeline import hashing
+from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Pieces
 from data_pipeline.special import SpecialIds
-from data_pipeline.transforms import blank_build, blank_draw, ragged
+from data_pipeline.transforms import blank_build, blank_draw
 from data_pipeline.transforms.blank import BlankConfig, BlankPlan, BlankTransform
 from data_pipeline.transforms.blank_draw import sentence_spans
 from data_pipeline.transforms.span_lengths import SpanLengths

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_pipeline.transforms import ragged
+from data_pipeline import ragged
 
 COUNTS = np.array([2, 0, 3, 0])
 

@@ -7,11 +7,12 @@ spread(starts 10 20 30)      10 11 30 31 32
 """
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 
-def offsets(counts_N: NDArray[np.integer]) -> NDArray[np.int64]:
+def offsets(counts_N: ArrayLike) -> NDArray[np.int64]:
     """Where each group begins, and behind the last one the total: (N + 1,)."""
+    counts_N = np.asarray(counts_N, np.int64)
     ends = np.zeros(len(counts_N) + 1, np.int64)
     np.cumsum(counts_N, out=ends[1:])
     return ends
