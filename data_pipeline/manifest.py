@@ -77,9 +77,7 @@ class Manifest:
     licence: str | None
     sources: tuple[SourceEntry, ...]
     skipped: dict[str, int]  # reason: how many documents, lines or files
-    cleaned: dict[
-        str, int
-    ]  # reason: how many characters were taken out of documents that were kept
+    cleaned: dict[str, int]  # reason: how many characters were taken out of kept documents
     splits: dict[str, SplitEntry]
 
     @property

@@ -1,8 +1,9 @@
 """A folder that is complete or not there: written beside its place, then renamed into it.
 
-with OutputFolder("shards") as partial:     # .shards.partial/, locked
-    ...                                     # write into `partial`
-# here shards/ exists; after an exception or a kill it does not
+    with OutputFolder("shards") as partial:     # .shards.partial/, locked
+        ...                                     # write into `partial`
+
+Behind these lines shards/ exists; after an exception or a kill it does not.
 """
 
 import fcntl

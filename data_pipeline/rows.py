@@ -1,19 +1,18 @@
-"""What travels from stored documents to packed rows: the three values every stage hands to the
-next.
+"""What travels from documents to packed rows: the three values each stage hands to the next.
 
-    Pieces   stretches of documents, chosen and cut by the planner       (what a transform may look
-    at) Rows     training rows of many pieces, laid end to end, unpacked     (what a transform
-    builds) PackedRows  a fixed (B, T) block of rows with the visibility of every token   (what a
-    model reads)
+    Pieces      stretches of documents, cut by the planner           what a transform may look at
+    Rows        rows of many pieces, laid end to end, unpacked       what a transform builds
+    PackedRows  a (B, T) block of rows with what each token sees     what a model reads
 
-Example: the document "x1 x2 x3" with its second token blanked, as GLM writes it (2D positions):
+The document "x1 x2 x3" with its second token blanked, as GLM writes it (2D positions):
 
-    ids             CLS x1 [MASK] x3 eos | sop x2
-    targets         CLS x1 [MASK] x3 eos | x2  eop
-    weights          0   0   0    0   0  |  1   1
-    position         0   1   2    3   4  |  2   2
-    block_position   0   0   0    0   0  |  1   2
-    sep = 5 (everything before the bar is seen by all; after it, only the past is)
+    ids             CLS  x1  [MASK]  x3  eos  |  sop  x2
+    targets         CLS  x1  [MASK]  x3  eos  |  x2   eop
+    weights         0    0   0       0   0    |  1    1
+    position        0    1   2       3   4    |  2    2
+    block_position  0    0   0       0   0    |  1    2
+
+Here sep = 5: what stands before the bar is seen by all, behind it each token sees the past.
 """
 
 from dataclasses import dataclass
@@ -37,9 +36,7 @@ class Pieces:
     document_N: NDArray[np.int64]  # number of the document inside its split
     start_N: NDArray[np.int64]  # first stored token of the stretch, counted inside the document
     stop_N: NDArray[np.int64]  # one past its last stored token
-    prompt_N: NDArray[
-        np.int64
-    ]  # leading tokens of the stretch that are prompt: never blanked, no loss
+    prompt_N: NDArray[np.int64]  # leading tokens that are prompt: never blanked, no loss
     ends_document_N: NDArray[np.bool_]  # True where the document ends here, so that eos follows
     sentence_ends: NDArray[np.int64]
     sentence_offsets_N1: NDArray[np.int64]
@@ -55,8 +52,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows of N pieces, laid end to end: row i owns `lengths_N[i]` entries of every flat
-    array."""
+    """Rows of N pieces, end to end: row i owns `lengths_N[i]` entries of every flat array."""
 
     lengths_N: NDArray[np.int64]
     sep_N: NDArray[np.int64]  # tokens of the bidirectional part A at the front of each row
@@ -70,11 +66,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """B rows of T positions. Query i sees key j of its row iff lo[i] <= j < hi[i]; padding has
-    document -1.
+    """B rows of T positions. Query i sees key j of its row iff lo[i] <= j < hi[i].
 
     lo = the document's start, hi = max(i + 1, start + sep), both in packed coordinates, so that
-    both rise with i. Padding has lo = hi = 0: it sees nothing.
+    both rise with i. Padding has document -1 and lo = hi = 0: it sees nothing.
     """
 
     ids: NDArray[np.int32]

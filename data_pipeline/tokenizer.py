@@ -3,9 +3,9 @@
 The promise: no text ever yields a control id (the unknown piece excepted, where a model has no byte
 pieces), everything opens offline, and the eleven specials of special.py exist in every vocabulary.
 
-    tokenizer = open_tokenizer("gpt2/", {"pad": "eos"}) tokenizer.decode(tokenizer.encode(["a [MASK]
-    in the text"])[0])    # 'a [MASK] in the text', as text
-    tokenizer.decode([tokenizer.special.mask])                         # '[MASK]', the control id
+    tokenizer = open_tokenizer("gpt2/", {"pad": "eos"})
+    tokenizer.decode(tokenizer.encode(["a [MASK] in the text"])[0])    # the same text
+    tokenizer.decode([tokenizer.special.mask])                         # "[MASK]", the control id
 """
 
 import json
