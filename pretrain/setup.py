@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from data_pipeline.loader import Position
+from data_pipeline.padding import first_window_lines
 from data_pipeline.protocols import Transform
 from data_pipeline.shards import Shards
 from kernels.dispatch import choose_backend
@@ -188,6 +189,11 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
         train.num_tokens,
         config.data.shards,
     )
+    for objective in setup.objectives:
+        lines = first_window_lines(
+            train, setup.transforms[objective.name], packing, seed=config.seed
+        )
+        logger.info("%s, first window: %s", objective.name, "; ".join(lines))
     logger.info(
         "model: %d parameters trained, %d frozen; vocabulary %d padded to %d",
         engine.num_parameters[True],
@@ -215,7 +221,7 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
         "numerics: gradients summed in %s, TF32 %s, deterministic kernels %s",
         config.numerics.reduction_dtype,
         "on" if config.numerics.tf32 else "off",
-        "only" if config.numerics.deterministic else "preferred nowhere",
+        "only" if config.numerics.deterministic else "not asked for",
     )
     logger.info(
         "memory: activation checkpointing %s, compile %s, offload %s",
