@@ -1,9 +1,9 @@
-# make demo | test | test-slow | lint | clean.  Each sets up .venv when it is missing or stale.
+# make demo | test | test-slow | bench | lint | clean.  Each sets up .venv when it is missing or stale.
 #   PYTHON=/path/to/python3.12   the interpreter .venv is made of (3.11 to 3.13)
 #   TORCH_INDEX=URL              where the CPU build of torch comes from when there is no NVIDIA driver
 #   TORCH_BUILD=cpu|default      that build, or pip's default, whatever this machine has (a login node: default)
 #   CORPUS=sotu|wikipedia        the text of the demo
-#   ARGS='-k name -x'            further arguments of pytest or of the demo
+#   ARGS='-k name -x'            further arguments of pytest, of the demo or of the bench (--quick)
 SHELL := /bin/bash
 unexport PYTHON
 
@@ -12,7 +12,7 @@ SCRIPTS := .ci/run $(wildcard launch/*.sh launch/*.bash launch/*/*.sh)
 CORPUS ?= sotu
 ARGS ?=
 
-.PHONY: demo test test-slow lint setup clean
+.PHONY: demo test test-slow bench lint setup clean
 
 demo: setup
 	$(PY) -m demo --corpus $(CORPUS) $(ARGS)
@@ -22,6 +22,9 @@ test: setup
 
 test-slow: setup
 	$(PY) -m pytest -m 'slow or gpu' $(ARGS)
+
+bench: setup
+	$(PY) -m bench $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

@@ -1,0 +1,71 @@
+"""The two sizes that steps and decoding are timed at, and our model and engine of that size."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pretrain.config import OptimizerConfig
+from pretrain.deepspeed_settings import REPOSITORY, complete
+from pretrain.engine import Engine
+from pretrain.models.backbone import Backbone, decays
+from pretrain.models.shape import BackboneShape
+from pretrain.objectives.loss import ObjectiveModel
+from pretrain.world import World
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and a micro-batch."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    row_tokens: int
+    rows: int
+
+    @property
+    def shape(self) -> BackboneShape:
+        """Our backbone of this size, without dropout."""
+        return BackboneShape(
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            dropout_prob=0.0,
+            attention_dropout_prob=0.0,
+        )
+
+    def backbone(self) -> Backbone:
+        """Our model, as training begins with it."""
+        return Backbone(
+            self.shape,
+            vocab_size=self.vocab_size,
+            num_positions=self.row_tokens + 1,
+            generator=torch.Generator().manual_seed(1),
+        )
+
+
+SIZES = {
+    "S": Size("S", 4, 256, 4, 8192, row_tokens=256, rows=8),
+    "B": Size("B", 12, 768, 12, 30592, row_tokens=512, rows=2),
+}
+
+
+def engine_of(size: Size, rows: int, world: World) -> Engine:
+    """Our model under DeepSpeed with the settings of ds_config.json (ZeRO stage 3), in fp32."""
+    settings = complete(
+        REPOSITORY / "ds_config.json",
+        micro_rows=rows,
+        accumulation=1,
+        world_size=world.world_size,
+        gradient_clipping=1.0,
+        precision="fp32",
+    )
+    return Engine(
+        lambda: ObjectiveModel(size.backbone()),
+        decays=decays,
+        optimizer=OptimizerConfig(),
+        settings=settings,
+        world=world,
+    )
