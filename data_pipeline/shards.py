@@ -8,7 +8,8 @@ document after document, nothing between. NAME.index: a header and four arrays (
     train.lengths([0, 2])                  # array([5, 3]): stored tokens of documents 0 and 2
     train.tokens([0, 2], [0, 1], [2, 3])   # tokens 0, 1 of document 0, then 1, 2 of document 2
 
-Reading loops over the shards touched, never over documents.
+Reading loops over the shards touched, never over documents. Numbers that cannot be are an error
+naming the file (damage.py), found where they are read.
 """
 
 from collections import OrderedDict
@@ -19,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from data_pipeline import ragged
+from data_pipeline.damage import damaged, first_not_rising, group_bounds, refuse
 from data_pipeline.manifest import (
     TOKENIZER_FOLDER,
     FileEntry,
@@ -67,11 +70,35 @@ def index_size_bytes(documents: int, sentence_ends: int) -> int:
 class MappedShard:
     """The arrays of one shard, read from disk as they are touched."""
 
+    tokens_path: Path
+    index_path: Path
     tokens: NDArray[np.uint16] | NDArray[np.int32]
     token_offsets: NDArray[np.uint64]
     sentence_offsets: NDArray[np.uint64]
     prompt_lengths: NDArray[np.uint32]
     sentence_ends: NDArray[np.uint32]
+
+    def document_bounds(
+        self, local: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where documents begin in the tokens, and their lengths; ValueError if that cannot be."""
+        return group_bounds(self.token_offsets, local, len(self.tokens), self.index_path)
+
+    def sentence_bounds(
+        self, local: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where documents begin in the sentence ends, and how many they have; ValueError likewise.
+
+        The last end of a document is its length: two arrays would have to be wrong alike for a
+        wrong length to be believed, and memory asked for in its measure.
+        """
+        _, length = self.document_bounds(local)
+        begin, count = group_bounds(
+            self.sentence_offsets, local, len(self.sentence_ends), self.index_path
+        )
+        differs = self.sentence_ends[begin + count - 1] != length
+        refuse(differs, local, self.index_path, "document {} does not end with its last sentence")
+        return begin, count
 
 
 def map_shard(folder: Path, entry: ShardEntry, dtype: str) -> MappedShard:
@@ -81,43 +108,44 @@ def map_shard(folder: Path, entry: ShardEntry, dtype: str) -> MappedShard:
     header = raw[len(INDEX_MAGIC) : INDEX_HEADER_BYTES].view("<u8").tolist()
     expected = [entry.documents, entry.tokens, entry.sentence_ends]
     if raw[: len(INDEX_MAGIC)].tobytes() != INDEX_MAGIC or header != expected:
-        raise ValueError(
-            f"{path} is damaged: its header does not hold {expected}. See: verify {folder}."
-        )
+        raise damaged(path, f"its header does not hold {expected}")
     arrays = {
         name: raw[start : start + np.dtype(d).itemsize * length].view(d)
         for name, (d, length, start) in index_layout(entry.documents, entry.sentence_ends).items()
     }
     if int(arrays["token_offsets"][-1]) != entry.tokens:
-        raise ValueError(f"{path} is damaged: its last offset is wrong. See: verify {folder}.")
-    tokens = np.memmap(folder / entry.tokens_file.path, np.dtype(dtype).newbyteorder("<"), mode="r")
-    return MappedShard(tokens=tokens.view(np.ndarray), **arrays)
+        raise damaged(path, "its last offset is wrong")
+    tokens_path = folder / entry.tokens_file.path
+    tokens = np.memmap(tokens_path, np.dtype(dtype).newbyteorder("<"), mode="r")
+    return MappedShard(tokens_path, path, tokens.view(np.ndarray), **arrays)
 
 
 class Split:
     """A memory-mapped view of all shards of one split; document numbers run over the shards."""
 
-    def __init__(self, folder: Path, name: str, entry: SplitEntry, dtype: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, entry: SplitEntry, dtype: str, vocab_size: int
+    ) -> None:
         self.name = name
         self.num_documents = entry.documents
         self.num_tokens = entry.tokens
         self.fingerprint = entry.fingerprint  # hex; changes when any shard of the split changes
         self._folder, self._entry, self._dtype = folder, entry, dtype
+        self._vocab_size = vocab_size
         counts = np.array([s.documents for s in entry.shards], np.int64)
-        self._first_document = np.append(0, np.cumsum(counts))  # of each shard, then the total
+        self._first_document = ragged.offsets(counts)  # of each shard, then the total
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
 
     def __reduce__(self) -> tuple[Callable[..., "Split"], tuple[object, ...]]:
         """Travels to other processes as a path; the files are mapped again there."""
-        return Split, (self._folder, self.name, self._entry, self._dtype)
+        return Split, (self._folder, self.name, self._entry, self._dtype, self._vocab_size)
 
     def lengths(self, document_N: ArrayLike) -> NDArray[np.int64]:
         """Stored tokens of N documents, the prompt included, (N,)."""
         document_N = self._checked(document_N)
         length_N = np.empty(len(document_N), np.int64)
         for shard, at, local in self._by_shard(document_N):
-            offsets = shard.token_offsets
-            length_N[at] = (offsets[local + 1] - offsets[local]).astype(np.int64)
+            _, length_N[at] = shard.document_bounds(local)
         return length_N
 
     def prompt_lengths(self, document_N: ArrayLike) -> NDArray[np.int64]:
@@ -125,7 +153,10 @@ class Split:
         document_N = self._checked(document_N)
         prompt_N = np.empty(len(document_N), np.int64)
         for shard, at, local in self._by_shard(document_N):
+            _, length = shard.document_bounds(local)
             prompt_N[at] = shard.prompt_lengths[local]
+            is_wrong = prompt_N[at] >= length
+            refuse(is_wrong, local, shard.index_path, "document {} is no longer than its prompt")
         return prompt_N
 
     def sentence_ends(self, document_N: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -139,12 +170,14 @@ class Split:
         begin_N = np.empty(len(document_N), np.int64)
         count_N = np.empty(len(document_N), np.int64)
         for shard, at, local in groups:
-            begin_N[at] = shard.sentence_offsets[local]
-            count_N[at] = shard.sentence_offsets[local + 1].astype(np.int64) - begin_N[at]
-        offsets_N1 = np.append(0, np.cumsum(count_N))
+            begin_N[at], count_N[at] = shard.sentence_bounds(local)
+        offsets_N1 = ragged.offsets(count_N)
         flat = np.empty(offsets_N1[-1], np.int64)
         for shard, at, _ in groups:
             _gather(shard.sentence_ends, begin_N[at], count_N[at], flat, offsets_N1[:-1][at])
+        if (wrong := first_not_rising(flat, offsets_N1)) is not None:
+            shard, number = self._owner(document_N, offsets_N1, wrong)
+            raise damaged(shard.index_path, f"the sentence ends of document {number} do not rise")
         return flat, offsets_N1
 
     def tokens(
@@ -154,15 +187,28 @@ class Split:
         document_N = self._checked(document_N)
         start_N, stop_N = np.asarray(start_N, np.int64), np.asarray(stop_N, np.int64)
         count_N = stop_N - start_N
-        offsets_N1 = np.append(0, np.cumsum(count_N))
+        offsets_N1 = ragged.offsets(count_N)
         flat = np.empty(offsets_N1[-1], np.int32)
         for shard, at, local in self._by_shard(document_N):
-            first = shard.token_offsets[local].astype(np.int64)
-            length = shard.token_offsets[local + 1].astype(np.int64) - first
+            first, length = shard.document_bounds(local)
             start, stop = start_N[at], stop_N[at]
             assert ((start >= 0) & (start <= stop) & (stop <= length)).all(), "outside a document"
             _gather(shard.tokens, first + start, count_N[at], flat, offsets_N1[:-1][at])
+        ids = flat.view(np.uint32)  # so that negative ones lie above the vocabulary too
+        if ids.max(initial=0) >= self._vocab_size:
+            wrong = int(ids.argmax())
+            shard, number = self._owner(document_N, offsets_N1, wrong)
+            reason = f"document {number} holds the id {flat[wrong]}, outside the vocabulary"
+            raise damaged(shard.tokens_path, f"{reason} [0, {self._vocab_size})")
         return flat
+
+    def _owner(
+        self, document_N: NDArray[np.int64], offsets_N1: NDArray[np.int64], entry: int
+    ) -> tuple[MappedShard, int]:
+        """The shard, and the number of the document in it, that an entry of a flat array is of."""
+        owner = np.searchsorted(offsets_N1, entry, side="right") - 1
+        ((shard, _, local),) = self._by_shard(document_N[owner : owner + 1])
+        return shard, int(local[0])
 
     def _checked(self, document_N: ArrayLike) -> NDArray[np.int64]:
         document_N = np.asarray(document_N, np.int64)
@@ -200,9 +246,7 @@ def _gather(
     target_begin: NDArray[np.int64],
 ) -> None:
     """Copy stretches of `source` to where they belong in `target`."""
-    ends = np.cumsum(count)
-    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count, count)
-    target[within + np.repeat(target_begin, count)] = source[within + np.repeat(begin, count)]
+    target[ragged.spread(target_begin, count)] = source[ragged.spread(begin, count)]
 
 
 @dataclass(frozen=True)
@@ -261,5 +305,8 @@ def open_shards(folder: str | Path) -> Shards:
     if problems:
         more = f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""
         raise ValueError(f"{problems[0]}{more}. Prepare the data again, or copy it again.")
-    splits = {n: Split(folder, n, s, manifest.dtype) for n, s in manifest.splits.items()}
+    splits = {
+        name: Split(folder, name, split, manifest.dtype, manifest.vocab_size)
+        for name, split in manifest.splits.items()
+    }
     return Shards(folder=folder, manifest=manifest, splits=splits)

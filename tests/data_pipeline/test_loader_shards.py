@@ -43,7 +43,7 @@ def both_splits(tmp_path) -> tuple[MemorySplit, Split]:
     assert len(shards) > 10
     entry = SplitEntry(documents=700, tokens=int(lengths.sum()), fingerprint="0", shards=shards)
     memory = MemorySplit.from_documents(documents, prompt_lengths=prompts, sentence_ends=ends)
-    return memory, Split(tmp_path, "train", entry, "uint16")
+    return memory, Split(tmp_path, "train", entry, "uint16", 500)
 
 
 @pytest.mark.ranks

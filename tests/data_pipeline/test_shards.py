@@ -39,7 +39,7 @@ def write(folder, documents, dtype="uint16", shard_tokens=10) -> Split:
         fingerprint=split_fingerprint(dtype, "t", shards),
         shards=shards,
     )
-    return Split(folder, "train", entry, dtype)
+    return Split(folder, "train", entry, dtype, 1 << 16)
 
 
 THREE = [([1, 2, 3, 4, 5], 0, [2, 5]), ([6] * 9, 4, [4, 9]), ([7, 8, 9], 0, [3])]
