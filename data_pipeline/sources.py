@@ -11,27 +11,39 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.file_kinds import KNOWN, Source, file_source, kind_of
+from data_pipeline.patterns import expand
 from data_pipeline.remote import remote_sources
 
 
 def find_sources(inputs: list[str], skipped: Counter[str]) -> list[Source]:
     """The sources of all inputs in the order given; files left out are counted in `skipped`.
 
+    A file that is named again, by whatever path or link, is read where it is named first.
     Raises ValueError if an input names nothing that can be read. Only a URL opens a connection.
     """
-    sources: list[Source] = []
+    sources: dict[str, Source] = {}
     for given in inputs:
         found = list(remote_sources(given, skipped) if "://" in given else _local(given, skipped))
         if not found:
             raise ValueError(f"--input {given} holds no file ending in {KNOWN}.")
-        sources += found
-    return sources
+        for source in found:
+            if sources.setdefault(_identity(source), source) is not source:
+                skipped["file_named_twice"] += 1
+    return list(sources.values())
 
 
 def total_bytes(sources: list[Source]) -> int | None:
     """The bytes of all sources, None where one of them has no size."""
     sizes = [s.size_bytes for s in sources]
     return None if None in sizes else sum(s for s in sizes if s is not None)
+
+
+def _identity(source: Source) -> str:
+    """What two sources share if they are the same file."""
+    scheme, is_url, _ = source.name.partition("://")
+    if is_url and scheme != "file":
+        return f"{scheme}://{source.location}"
+    return os.path.realpath(source.location)
 
 
 def _local(given: str, skipped: Counter[str]) -> Iterator[Source]:
@@ -41,14 +53,11 @@ def _local(given: str, skipped: Counter[str]) -> Iterator[Source]:
     elif path.exists():
         yield _named_file(path)
     elif glob.has_magic(given):
-        matches = sorted(glob.glob(given, recursive=True), key=lambda m: Path(m).parts)
-        for match in matches:
-            if Path(match).is_dir():
-                continue
-            if kind_of(match) is None:
+        for match in expand(given, skipped):
+            if kind_of(match.name) is None or not match.is_file():
                 skipped["unknown_file"] += 1
             else:
-                yield _file(Path(match))
+                yield _file(match)
     else:
         raise ValueError(f"--input {given} does not exist.")
 

@@ -1,10 +1,14 @@
 """Inputs name files in a fixed order; what is left out is counted, what is wrong is named."""
 
+import glob
+import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from data_pipeline.file_kinds import kind_of, without_credentials
+from data_pipeline.patterns import expand
 from data_pipeline.sources import find_sources
 
 
@@ -56,6 +60,54 @@ def test_a_link_to_a_folder_above_is_counted_not_followed(tree):
     skipped: Counter = Counter()
     assert len(find_sources([str(tree)], skipped)) == 5
     assert skipped["folder_link_loop"] == 1
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "**/**/a.txt", "**", "a/../*/**/*"])
+def test_a_pattern_follows_no_link_to_a_folder_above(tree, pattern):
+    (tree / "a" / "up").symlink_to("..")
+    (tree / "c" / "d" / "top").symlink_to(tree)
+    skipped: Counter = Counter()
+    found = [s.name for s in find_sources([f"{tree}/{pattern}", f"{tree}/a.txt"], skipped)]
+    assert len(found) == len(set(found)) <= 5 and str(tree / "a.txt") in found
+    assert skipped["folder_link_loop"] in (1, 2)
+    assert skipped["file_named_twice"] == (pattern != "a/../*/**/*")
+
+
+def test_a_pattern_finds_what_glob_finds(tree):
+    (tree / "linked").symlink_to(tree / "c")  # to a folder beside it
+    for pattern in (
+        "*",
+        "**",
+        "**/*",
+        "a*",
+        "?.txt",
+        "[ab].txt",
+        "**/y*",
+        "c/**/e.*",
+        "*/d/*",
+        ".*",
+    ):
+        expected = [m for m in glob.glob(f"{tree}/{pattern}", recursive=True) if os.path.isfile(m)]
+        assert [str(p) for p in expand(f"{tree}/{pattern}", Counter())] == sorted(
+            set(expected), key=lambda m: Path(m).parts
+        )
+
+
+def test_a_pattern_without_a_folder_starts_here(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    assert names("?.txt") == ["a.txt", "b.txt"]
+    assert names("**/z*") == ["a/z.jsonl"]
+
+
+def test_a_file_that_is_named_twice_is_read_once(tree, memory):
+    (tree / "c" / "again.txt").symlink_to(tree / "b.txt")
+    skipped: Counter = Counter()
+    inputs = [tree / "b.txt", tree, f"{tree}/*.txt", f"file://{tree}/b.txt"]
+    urls = ["memory://corpus/b.txt", "memory://corpus"]
+    found = [s.name for s in find_sources([*map(str, inputs), *urls], skipped)]
+    expected = [str(tree / n) for n in ("b.txt", "a/y.TXT", "a/z.jsonl", "a.txt", "c/d/e.parquet")]
+    assert found == [*expected, "memory://corpus/b.txt", "memory://corpus/a/c.jsonl"]
+    assert skipped["file_named_twice"] == 2 + 2 + 1 + 1
 
 
 @pytest.mark.parametrize(
