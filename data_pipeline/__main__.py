@@ -48,6 +48,7 @@ def _prepare(options: Namespace) -> int:
         output=options.output,
         validation=options.validation,
         shard_tokens=options.shard_tokens,
+        mix=options.mix,
         aliases=parse_aliases(options.alias),
         source=options.source,
         licence=options.licence,

@@ -44,6 +44,7 @@ def _prepare(parser: Parser) -> None:
     )
     option("--alias", type=str, action="append", default=[], metavar="NAME=NAME", help=_ALIAS)
     option("--shard-tokens", type=int, default=None, metavar="N", help=_SHARD_TOKENS)
+    option("--mix", type=int, default=1, metavar="N", help=_MIX)
     option(
         "--source", type=str, default=None, help="where the text comes from, kept in the manifest"
     )
@@ -136,6 +137,7 @@ _TOKENIZER = "sentencepiece model, or local folder of a transformers tokenizer"
 _VALIDATION = "share of the documents kept for validation, chosen by the hash of their text"
 _ALIAS = "two specials with one id, as pad=eos; may be repeated"
 _SHARD_TOKENS = "tokens after which a shard is closed (default: token files of 256 MiB)"
+_MIX = "write N shards side by side, documents dealt to them by the hash of their text"
 _COVERAGE = "share of the characters that get a piece, the others become bytes"
 _DOCUMENT = "what one document of a .txt file is"
 _KIND = "blank everything this way (default: as --blanks says)"

@@ -40,6 +40,7 @@ from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.watch import Watch, unwatched
 
 _SHARD_BYTES = 256 << 20  # of a token file, where shard_tokens is not given
+_MAX_SERIES = 256  # shards open at once, of each split
 _BATCH_CHARACTERS = 1 << 20  # text encoded in one call of the tokenizer
 
 
@@ -54,6 +55,8 @@ class PrepareSettings:
     """Share of the documents that go to validation, in [0, 1)."""
     shard_tokens: int | None = None
     """Tokens after which a shard is closed; None: token files of 256 MiB."""
+    mix: int = 1
+    """Series of shards that documents are dealt to by the hash of their text; 1: in their order."""
     aliases: dict[str, str] = field(default_factory=dict)
     source: str | None = None
     licence: str | None = None
@@ -64,6 +67,8 @@ class PrepareSettings:
             raise ValueError(f"--validation must lie in [0, 1), got {self.validation}.")
         if self.shard_tokens is not None and self.shard_tokens < 1:
             raise ValueError(f"--shard-tokens must be at least 1, got {self.shard_tokens}.")
+        if not 1 <= self.mix <= _MAX_SERIES:
+            raise ValueError(f"--mix must lie in 1..{_MAX_SERIES}, got {self.mix}.")
         text_encoding(self.read.encoding)
 
     def recorded(self) -> dict[str, Any]:
@@ -71,6 +76,7 @@ class PrepareSettings:
         return {
             "validation": self.validation,
             "shard_tokens": self.shard_tokens,
+            "mix": self.mix,
             **asdict(self.read),
         }
 
@@ -153,7 +159,9 @@ def _write(
 ) -> Manifest:
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
     shard_tokens = settings.shard_tokens or _SHARD_BYTES // np.dtype(dtype).itemsize
-    writers = {name: ShardWriter(folder, name, dtype, shard_tokens) for name in SPLITS}
+    writers = {
+        name: ShardWriter(folder, name, dtype, shard_tokens, settings.mix) for name in SPLITS
+    }
     entries = []
     for source in sources:
         documents = 0
@@ -231,7 +239,8 @@ def _refuse_finished(
 ) -> None:
     """Raise AlreadyPrepared if a finished output answers this request, else ValueError."""
     manifest = read_manifest(output)
-    asked, made = settings.recorded(), manifest.settings
+    asked = settings.recorded()
+    made = {"mix": 1} | manifest.settings  # folders older than the option have one series
     changed = [name for name in asked if asked[name] != made.get(name)]
     if tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         changed.append("tokenizer")

@@ -1,17 +1,22 @@
 """Writes the shards of one split in the layout of shards.py.
 
 A shard is closed once it holds `shard_tokens` tokens; documents are never divided between shards.
-The tokens go to disk as they come, the index of the open shard is held in memory.
+The tokens go to disk as they come, the index of an open shard is held in memory. With more than one
+series several shards are open, and the hash of its text decides into which a document goes:
+
+    documents  a b c d e f g     one series    00000 = a b c d   00001 = e f g
+                                 two series    00000 = a c d g   00001 = b e f
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import xxhash
 
 from data_pipeline import ragged
+from data_pipeline.hashing import mix
 from data_pipeline.manifest import FileEntry, ShardEntry
 from data_pipeline.shards import INDEX_MAGIC, index_layout
 from data_pipeline.stored import StoredDocuments
@@ -20,89 +25,110 @@ _MAX_DOCUMENTS = 4_000_000  # bounds the index in memory where documents are tin
 
 
 class ShardWriter:
-    """The shards of one split inside `folder`, numbered from 00000."""
+    """The shards of one split inside `folder`, numbered from 00000 as they are begun."""
 
-    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, split: str, dtype: str, shard_tokens: int, series: int = 1
+    ) -> None:
         self._folder, self._split = folder, split
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._shard_tokens = shard_tokens
-        self._entries: list[ShardEntry] = []
+        self._open: list[_OpenShard | None] = [None] * series
+        self._num_begun = 0
+        self._entries: dict[int, ShardEntry] = {}
         (folder / split).mkdir(parents=True)
-        self._start_shard()
 
     def add(self, documents: StoredDocuments) -> None:
-        """Append documents in their order."""
-        while len(documents):
-            totals_N = self._num_tokens + np.cumsum(documents.lengths_N)
-            last = int(np.searchsorted(totals_N, self._shard_tokens))  # the one that fills it
-            room = min(last + 1, _MAX_DOCUMENTS - self._num_documents)
-            if room > len(documents):
-                self._append(documents)
-                return
-            self._append(documents.part(0, room))
-            self._finish_shard()
-            self._start_shard()
-            documents = documents.part(room, len(documents))
+        """Append documents, those of each series in their order."""
+        num_series = len(self._open)
+        if num_series == 1:
+            self._add(0, documents)
+            return
+        # The high bits decide between train and validation: mixed, all bits tell something new.
+        series_N = (mix(documents.text_hash_N) % np.uint64(num_series)).astype(np.int64)
+        ordered = documents.reordered(np.argsort(series_N, kind="stable"))
+        bounds = ragged.offsets(np.bincount(series_N, minlength=num_series)).tolist()
+        for series, (start, stop) in enumerate(pairwise(bounds)):
+            self._add(series, ordered.part(start, stop))
 
     def close(self) -> tuple[ShardEntry, ...]:
-        """Finish the last shard and give the entries of all."""
-        if self._num_documents:
-            self._finish_shard()
-        return tuple(self._entries)
+        """Finish the open shards and give the entries of all, in the order of their numbers."""
+        for series in range(len(self._open)):
+            self._finish(series)
+        return tuple(self._entries[number] for number in sorted(self._entries))
 
-    def _start_shard(self) -> None:
-        self._file: BinaryIO | None = None
+    def _add(self, series: int, documents: StoredDocuments) -> None:
+        while len(documents):
+            shard = self._open[series] or self._begin(series)
+            totals_N = shard.num_tokens + np.cumsum(documents.lengths_N)
+            last = int(np.searchsorted(totals_N, self._shard_tokens))  # the one that fills it
+            room = min(last + 1, _MAX_DOCUMENTS - shard.num_documents)
+            if room > len(documents):
+                shard.append(documents)
+                return
+            shard.append(documents.part(0, room))
+            self._finish(series)
+            documents = documents.part(room, len(documents))
+
+    def _begin(self, series: int) -> "_OpenShard":
+        shard = _OpenShard(self._folder, f"{self._split}/{self._num_begun:05d}", self._dtype)
+        self._open[series] = shard
+        self._num_begun += 1
+        return shard
+
+    def _finish(self, series: int) -> None:
+        if shard := self._open[series]:
+            self._entries[int(Path(shard.name).name)] = shard.finish()
+            self._open[series] = None
+
+
+class _OpenShard:
+    """One shard that is being written: NAME.tokens grows, NAME.index is written at the end."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype) -> None:
+        self.name = name
+        self.num_documents = self.num_tokens = 0
+        self._folder, self._dtype = folder, dtype
+        self._file = (folder / f"{name}.tokens").open("xb")
         self._hash = xxhash.xxh3_128()
         self._parts: list[StoredDocuments] = []  # without their tokens, which are on disk
-        self._num_documents = 0
-        self._num_tokens = 0
 
-    def _path(self, ending: str) -> str:
-        return f"{self._split}/{len(self._entries):05d}.{ending}"
-
-    def _append(self, documents: StoredDocuments) -> None:
-        if self._file is None:
-            self._file = (self._folder / self._path("tokens")).open("xb")
+    def append(self, documents: StoredDocuments) -> None:
         content = documents.tokens.astype(self._dtype).tobytes()
         self._file.write(content)
         self._hash.update(content)
-        self._parts.append(replace(documents, tokens=documents.tokens[:0]))
-        self._num_documents += len(documents)
-        self._num_tokens += len(documents.tokens)
+        self._parts.append(replace(documents, tokens=documents.tokens[:0]).narrowed())
+        self.num_documents += len(documents)
+        self.num_tokens += len(documents.tokens)
 
-    def _finish_shard(self) -> None:
-        assert self._file is not None
+    def finish(self) -> ShardEntry:
         self._file.close()
         index = self._index()
-        (self._folder / self._path("index")).write_bytes(index)
-        self._entries.append(
-            ShardEntry(
-                documents=self._num_documents,
-                tokens=self._num_tokens,
-                sentence_ends=sum(len(p.sentence_ends) for p in self._parts),
-                tokens_file=FileEntry(
-                    path=self._path("tokens"),
-                    size_bytes=self._num_tokens * self._dtype.itemsize,
-                    xxh3=self._hash.hexdigest(),
-                ),
-                index_file=FileEntry(
-                    path=self._path("index"),
-                    size_bytes=len(index),
-                    xxh3=xxhash.xxh3_128_hexdigest(index),
-                ),
-            )
+        (self._folder / f"{self.name}.index").write_bytes(index)
+        return ShardEntry(
+            documents=self.num_documents,
+            tokens=self.num_tokens,
+            sentence_ends=sum(len(p.sentence_ends) for p in self._parts),
+            tokens_file=FileEntry(
+                path=f"{self.name}.tokens",
+                size_bytes=self.num_tokens * self._dtype.itemsize,
+                xxh3=self._hash.hexdigest(),
+            ),
+            index_file=FileEntry(
+                path=f"{self.name}.index",
+                size_bytes=len(index),
+                xxh3=xxhash.xxh3_128_hexdigest(index),
+            ),
         )
 
     def _index(self) -> bytes:
-        lengths_N = np.concatenate([p.lengths_N for p in self._parts])
-        num_ends_N = np.concatenate([p.num_ends_N for p in self._parts])
         arrays = {
-            "token_offsets": ragged.offsets(lengths_N),
-            "sentence_offsets": ragged.offsets(num_ends_N),
+            "token_offsets": ragged.offsets(np.concatenate([p.lengths_N for p in self._parts])),
+            "sentence_offsets": ragged.offsets(np.concatenate([p.num_ends_N for p in self._parts])),
             "prompt_lengths": np.concatenate([p.prompt_lengths_N for p in self._parts]),
             "sentence_ends": np.concatenate([p.sentence_ends for p in self._parts]),
         }
-        counts = [len(lengths_N), self._num_tokens, len(arrays["sentence_ends"])]
+        counts = [self.num_documents, self.num_tokens, len(arrays["sentence_ends"])]
         header = INDEX_MAGIC + np.array(counts, "<u8").tobytes()
         layout = index_layout(counts[0], counts[2])
         return header + b"".join(arrays[n].astype(d).tobytes() for n, (d, _, _) in layout.items())

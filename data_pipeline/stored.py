@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import ragged
+
 
 @dataclass(frozen=True)
 class StoredDocuments:
@@ -27,13 +29,21 @@ class StoredDocuments:
         """The documents where `chosen_N` is True."""
         if chosen_N.all():
             return self
+        return self.reordered(np.flatnonzero(chosen_N))
+
+    def reordered(self, index_N: NDArray[np.int64]) -> "StoredDocuments":
+        """The documents with these numbers, in this order."""
+        lengths_N, num_ends_N = self.lengths_N[index_N], self.num_ends_N[index_N]
+        first_N, first_end_N = (
+            ragged.offsets(c)[index_N] for c in (self.lengths_N, self.num_ends_N)
+        )
         return StoredDocuments(
-            tokens=self.tokens[np.repeat(chosen_N, self.lengths_N)],
-            lengths_N=self.lengths_N[chosen_N],
-            prompt_lengths_N=self.prompt_lengths_N[chosen_N],
-            sentence_ends=self.sentence_ends[np.repeat(chosen_N, self.num_ends_N)],
-            num_ends_N=self.num_ends_N[chosen_N],
-            text_hash_N=self.text_hash_N[chosen_N],
+            tokens=self.tokens[ragged.spread(first_N, lengths_N)],
+            lengths_N=lengths_N,
+            prompt_lengths_N=self.prompt_lengths_N[index_N],
+            sentence_ends=self.sentence_ends[ragged.spread(first_end_N, num_ends_N)],
+            num_ends_N=num_ends_N,
+            text_hash_N=self.text_hash_N[index_N],
         )
 
     def part(self, start: int, stop: int) -> "StoredDocuments":
@@ -48,6 +58,12 @@ class StoredDocuments:
             num_ends_N=self.num_ends_N[start:stop],
             text_hash_N=self.text_hash_N[start:stop],
         )
+
+    def narrowed(self) -> "StoredDocuments":
+        """The same with counts of 32 bits and without the hashes: what waits for its index."""
+        names = ("lengths_N", "prompt_lengths_N", "sentence_ends", "num_ends_N")
+        arrays = {name: getattr(self, name).astype(np.uint32) for name in names}
+        return StoredDocuments(tokens=self.tokens, text_hash_N=self.text_hash_N[:0], **arrays)
 
     def with_prompts(self, prompts: list[NDArray[np.int32]]) -> "StoredDocuments":
         """The same documents, so far without prompts, each behind its own, whose end is an end."""

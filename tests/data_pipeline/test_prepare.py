@@ -51,6 +51,50 @@ def test_documents_are_stored_in_order_and_whole(run, corpus_file):
     assert shards.splits["validation"].num_documents == 0
 
 
+def test_mixed_documents_are_dealt_to_shards_by_the_hash_of_their_text(run, tmp_path):
+    lines = [f"the river rose {number} times." for number in range(400)]
+    (tmp_path / "x.txt").write_text("\n".join(lines))
+    mixed = run("mixed", input=[str(tmp_path / "x.txt")], mix=5)
+    run("again", input=[str(tmp_path / "x.txt")], mix=5)
+    assert contents(tmp_path / "mixed") == contents(tmp_path / "again")
+    counts = [shard.documents for shard in mixed.manifest.splits["train"].shards]
+    texts = decoded(mixed.splits["train"], mixed.tokenizer())
+    shards = np.split([lines.index(text) for text in texts], np.cumsum(counts)[:-1])
+    assert len(shards) == 5 and len({*texts}) == 400
+    # Each keeps the order of the input, and reaches from its front to its end.
+    assert all((np.diff(shard) > 0).all() for shard in shards)
+    assert all(shard[0] < 40 and shard[-1] > 360 for shard in shards)
+
+
+def test_mixed_shards_are_closed_like_others(run, corpus_file):
+    shards = run(shard_tokens=300, mix=3)
+    entries = shards.manifest.splits["train"].shards
+    assert [e.tokens_file.path for e in entries] == [
+        f"train/{number:05d}.tokens" for number in range(len(entries))
+    ]
+    assert len(entries) > 6 and sum(e.tokens < 300 for e in entries) <= 3
+    texts = decoded(shards.splits["train"], shards.tokenizer())
+    assert sorted(texts) == sorted(corpus_file.read_text().splitlines())
+
+
+def test_series_are_dealt_equally(tmp_path):
+    from data_pipeline.shard_writer import ShardWriter
+    from data_pipeline.stored import StoredDocuments
+
+    hashes = np.random.default_rng(0).integers(0, 1 << 64, 9000, dtype=np.uint64)
+    ones, nothing = np.ones(9000, np.int64), np.zeros(9000, np.int64)
+    tokens = np.arange(9000, dtype=np.int32)
+    # Those of the train split: hashes below a share went to validation.
+    documents = StoredDocuments(tokens, ones, nothing, ones, ones, np.sort(hashes)).take(
+        np.sort(hashes) > np.uint64(1 << 63)
+    )
+    writer = ShardWriter(tmp_path, "train", "int32", 1 << 20, series=8)
+    writer.add(documents)
+    counts = [shard.documents for shard in writer.close()]
+    expected = len(documents) / 8
+    assert len(counts) == 8 and max(abs(c - expected) for c in counts) < 5 * expected**0.5
+
+
 def test_every_document_is_in_one_split_by_the_hash_of_its_text(run, corpus_file):
     shards = run(validation=0.3, shard_tokens=500)
     tokenizer = shards.tokenizer()
