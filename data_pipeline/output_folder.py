@@ -51,6 +51,14 @@ class OutputFolder:
             os.close(self._lock)
 
 
+def check_named(option: str, path: str) -> None:
+    """Raise ValueError where an option is given nothing, or the root of the file system."""
+    if not path.strip():
+        raise ValueError(f"{option} is empty (an unset shell variable?). Name a file or folder.")
+    if not Path(os.path.abspath(path)).name:
+        raise ValueError(f"{option} {path} is the root of the file system. Name a place in it.")
+
+
 def check_free(folder: Path) -> None:
     """Raise ValueError unless a folder can be made in this place."""
     if folder.is_dir() and not any(folder.iterdir()):

@@ -30,7 +30,7 @@ from data_pipeline.manifest import (
     split_fingerprint,
     write_manifest,
 )
-from data_pipeline.output_folder import OutputFolder
+from data_pipeline.output_folder import OutputFolder, check_named
 from data_pipeline.sentences import ends_in_tokens
 from data_pipeline.shard_writer import ShardWriter
 from data_pipeline.sources import find_sources, total_bytes
@@ -63,6 +63,8 @@ class PrepareSettings:
     read: ReadSettings = field(default_factory=ReadSettings)
 
     def __post_init__(self) -> None:
+        check_named("--output", self.output)
+        check_named("--tokenizer", self.tokenizer)
         if not 0.0 <= self.validation < 1.0:
             raise ValueError(f"--validation must lie in [0, 1), got {self.validation}.")
         if self.shard_tokens is not None and self.shard_tokens < 1:

@@ -23,6 +23,8 @@ def find_sources(inputs: list[str], skipped: Counter[str]) -> list[Source]:
     """
     sources: dict[str, Source] = {}
     for given in inputs:
+        if not given.strip():
+            raise ValueError("--input is empty (an unset shell variable?). Name a file or folder.")
         found = list(remote_sources(given, skipped) if "://" in given else _local(given, skipped))
         if not found:
             raise ValueError(f"--input {given} holds no file ending in {KNOWN}.")

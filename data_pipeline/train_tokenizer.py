@@ -17,6 +17,7 @@ import sentencepiece
 import xxhash
 
 from data_pipeline.documents import ReadSettings, Tally, read_source
+from data_pipeline.output_folder import check_named
 from data_pipeline.sources import find_sources, total_bytes
 from data_pipeline.special import SPECIAL_TEXT, SPECIALS
 from data_pipeline.watch import Watch, unwatched
@@ -40,6 +41,7 @@ class TokenizerSettings:
     read: ReadSettings = field(default_factory=ReadSettings)
 
     def __post_init__(self) -> None:
+        check_named("--output", self.output)
         smallest = len(SPECIALS) + 256 + 2  # bytes, newline, and one piece to learn
         if self.vocab_size < smallest:
             raise ValueError(f"--vocab-size must be at least {smallest}, got {self.vocab_size}.")

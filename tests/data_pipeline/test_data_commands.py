@@ -173,6 +173,35 @@ def test_mistakes_are_answered_in_one_line(tmp_path, model_file, corpus_file, ca
     assert "latin.txt, line 1, byte 3: not valid utf-8" in message and "--encoding" in message
 
 
+@pytest.mark.parametrize(
+    ("command", "empty"),
+    [
+        ("prepare", "--input"),
+        ("prepare", "--output"),
+        ("prepare", "--tokenizer"),
+        ("train-tokenizer", "--input"),
+        ("train-tokenizer", "--output"),
+    ],
+)
+def test_an_empty_name_is_not_this_folder(
+    tmp_path, model_file, corpus_file, capsys, monkeypatch, command, empty
+):
+    (tmp_path / "here.txt").write_text("the river rose.\n")
+    monkeypatch.chdir(tmp_path)
+    given = {"--input": corpus_file, "--output": "made"}
+    other = {"prepare": {"--tokenizer": model_file}, "train-tokenizer": {"--vocab-size": 370}}
+    given |= other[command]
+    message = fails([command, *(x for pair in (given | {empty: ""}).items() for x in pair)], capsys)
+    assert message.startswith(f"data_pipeline: {empty} is empty (an unset shell variable?)")
+    assert [p.name for p in tmp_path.iterdir()] == ["here.txt"]
+
+
+def test_an_output_that_has_no_name_is_refused(tmp_path, model_file, corpus_file, capsys):
+    prepare = ["prepare", "--tokenizer", model_file, "--input", corpus_file, "--output"]
+    message = fails([*prepare, "/"], capsys)
+    assert "--output / is the root of the file system. Name a place in it." in message
+
+
 def test_options_may_stand_in_a_file(tmp_path, model_file, corpus_file):
     config = tmp_path / "prepare.yaml"
     config.write_text(
