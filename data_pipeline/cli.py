@@ -1,19 +1,22 @@
 """The command line of the data pipeline: words in, settings out. Nothing heavy is imported here."""
 
 import sys
+from pathlib import Path
 from typing import NoReturn
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
+
+from data_pipeline.command_line import ReadableParser, config_files, yaml_problem
 
 _DESCRIPTION = "Text to shards: prepare them, look into them, check them."
 
 
-class Parser(ArgumentParser):
+class Parser(ReadableParser):
     """A parser whose errors are one line on stderr, with exit code 2."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        text = " ".join(message.split()).removeprefix("error: ")
-        sys.stderr.write(f"data_pipeline: {text}\n")
+        sys.stderr.write(f"data_pipeline: {self.readable(message)}\n")
         raise SystemExit(2)
 
 
@@ -27,10 +30,33 @@ def parse(argv: list[str]) -> Namespace:
         command = Parser(description=build.__doc__)
         build(command)
         commands.add_subcommand(name, command, help=build.__doc__)
+    if argv and argv[0] in _WITH_CONFIG:
+        for file in config_files(argv):
+            _check_config(parser, argv[0], file)
     return parser.parse_args(argv)
 
 
-def _prepare(parser: Parser) -> None:
+def _check_config(parser: Parser, command: str, file: str) -> None:
+    """Read one settings file alone, so that an error in it names the file."""
+    if not Path(file).is_file():
+        parser.error(f"--config {file} is not a file.")
+    if problem := yaml_problem(file):
+        parser.error(f"{file}: not a YAML file of settings: {problem}")
+    settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    if not isinstance(settings, dict):
+        parser.error(f"{file}: must hold settings as `validation: 0.01`, one a line.")
+    for name in {"input", "alias"} & set(settings):
+        if not isinstance(settings[name], list):
+            parser.error(f"{file}: {name} must be a list, as {name}: [a, b], got {settings[name]}.")
+    alone = ArgumentParser(exit_on_error=False)
+    _COMMANDS[command](alone)
+    try:
+        alone.parse_args([*_WITH_CONFIG[command], "--config", file])
+    except (ArgumentError, TypeError, ValueError, KeyError) as error:
+        parser.error(f"{file}: {error}")
+
+
+def _prepare(parser: ArgumentParser) -> None:
     """Turn text into a folder of shards that training reads."""
     _input_options(parser)
     option = parser.add_argument
@@ -51,7 +77,7 @@ def _prepare(parser: Parser) -> None:
     option("--licence", type=str, default=None, help="licence of the text, kept in the manifest")
 
 
-def _train_tokenizer(parser: Parser) -> None:
+def _train_tokenizer(parser: ArgumentParser) -> None:
     """Train a sentencepiece unigram model on text."""
     _input_options(parser)
     option = parser.add_argument
@@ -62,7 +88,7 @@ def _train_tokenizer(parser: Parser) -> None:
     option("--character-coverage", type=float, default=0.9995, metavar="SHARE", help=_COVERAGE)
 
 
-def _inspect(parser: Parser) -> None:
+def _inspect(parser: ArgumentParser) -> None:
     """Draw one training row: tokens, masks, targets, both positions, what each token sees."""
     from data_pipeline.transforms.blank import BlankConfig
 
@@ -84,13 +110,13 @@ def _inspect(parser: Parser) -> None:
     parser.add_class_arguments(BlankConfig, "blanks")
 
 
-def _verify(parser: Parser) -> None:
+def _verify(parser: ArgumentParser) -> None:
     """Compare every file of a folder of shards with its checksum; exit code 1 on damage."""
     parser.add_argument("folder", metavar="DIR", help="folder of shards")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _stats(parser: Parser) -> None:
+def _stats(parser: ArgumentParser) -> None:
     """Show what a folder of shards holds, and how its text fills rows."""
     from data_pipeline.transforms.blank import BlankConfig
 
@@ -101,7 +127,7 @@ def _stats(parser: Parser) -> None:
     parser.add_class_arguments(BlankConfig, "blanks")
 
 
-def _input_options(parser: Parser) -> None:
+def _input_options(parser: ArgumentParser) -> None:
     option = parser.add_argument
     option("--config", action="config", help="YAML file with these options")
     option("--input", type=str, nargs="+", required=True, metavar="PATH", help=_INPUT)
@@ -128,6 +154,10 @@ _COMMANDS = {
     "inspect": _inspect,
     "verify": _verify,
     "stats": _stats,
+}
+_WITH_CONFIG = {  # commands with --config, and stand-ins for what a file may leave out
+    "prepare": ["--input=unnamed", "--tokenizer=unnamed", "--output=unnamed"],
+    "train-tokenizer": ["--input=unnamed", "--output=unnamed", "--vocab-size=1000"],
 }
 _INPUT = (
     "files ending in .txt .jsonl .json .csv .tsv (or these with .gz .bz2 .xz .zst) or .parquet, "

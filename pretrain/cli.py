@@ -7,8 +7,6 @@ overrides; later ones win. Unknown keys, wrong types and values out of range are
 the file or the flag.
 """
 
-import difflib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,6 +22,7 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
+from data_pipeline.command_line import ReadableParser, config_files, yaml_problem
 from pretrain.config import Config
 from pretrain.mistakes import say
 
@@ -31,18 +30,6 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 # Stand-ins for what a recipe may leave to the command line, so that it can be read alone.
 _REQUIRED = ("--name=unnamed", "--steps=1", "--data.shards=unnamed")
-
-_UNKNOWN_KEY = (
-    re.compile(r"[Kk]ey[s]? [\"']?([\w.]+)[\"']? (?:is|are) not expected"),
-    re.compile(r"No action for key [\"']([\w.]+)[\"']"),
-    re.compile(r"[Uu]nrecognized arguments: --([\w.-]+)"),
-    re.compile(r"[Uu]nexpected key[s]? \[?[\"']?([\w.]+)"),
-    re.compile(r"[Gg]roup [\"']\w*[\"'] does not accept (?:nested )?key [\"']([\w.]+)[\"']"),
-    re.compile(r"does not accept (?:option|nested key|key)s? [\"']([\w.]+)[\"']"),
-)
-
-
-_WRONG_TYPE = re.compile(r'Parser key "([\w.]+)": Expected an? (.+?)\. Got value: (.*)')
 
 
 def _load_flat(text: str) -> Any:
@@ -70,32 +57,13 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 set_loader("flat_yaml", _load_flat, (yaml.YAMLError,))
 
 
-class OneLineParser(ArgumentParser):
+class OneLineParser(ReadableParser):
     """A parser whose errors are one line on stderr and exit code 2."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Write `message`, shortened to what the user can act on, and leave with exit code 2."""
-        text = " ".join(str(message).split())
-        for pattern in _UNKNOWN_KEY:
-            found = pattern.search(text)
-            if found:
-                text = self._unknown(found.group(1), text)
-                break
-        text = _WRONG_TYPE.sub(lambda m: f"{m[1]} must be {_type_name(m[2])}, got {m[3]}.", text)
-        say(text, agreed=False)
+        say(self.readable(message), agreed=False)
         sys.exit(2)
-
-    def _unknown(self, key: str, text: str) -> str:
-        known = sorted({a.dest for a in self._actions if a.dest and a.dest != "help"})
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        if not near:
-            leaves = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
-            leaf = key.rsplit(".", 1)[-1]
-            near = [leaves[m] for m in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
-        file = re.match(r"(\S.*?\.ya?ml): ", text)
-        where = f"{file.group(1)}: " if file else ""
-        hint = f" Did you mean '{near[0]}'?" if near else " See --help for all settings."
-        return f"{where}unknown setting '{key}'.{hint}"
 
 
 def train_parser() -> OneLineParser:
@@ -141,7 +109,7 @@ def parse_train(argv: Sequence[str]) -> tuple[Config, Start]:
     """
     args = [a for a in argv if not a.startswith(("--local_rank", "--local-rank"))]
     parser = train_parser()
-    for file in _config_files(args):
+    for file in config_files(args):
         _check_recipe(parser, file)
     parsed = parser.parse_args(args)
     try:
@@ -159,22 +127,14 @@ def _config(parser: OneLineParser, values: dict[str, Any]) -> Config:
         parser.error(str(error))
 
 
-def _config_files(args: Sequence[str]) -> list[str]:
-    files = [a.split("=", 1)[1] for a in args if a.startswith("--config=")]
-    return files + [args[i + 1] for i, a in enumerate(args[:-1]) if a == "--config"]
-
-
 def _check_recipe(parser: OneLineParser, file: str) -> None:
     """Read one recipe alone, so that an error in it names its file."""
     if not Path(file).is_file():
         parser.error(
             f"--config {file}: no such file. Recipes of this repository lie in launch/recipes/."
         )
-    try:
-        yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = re.sub(r' in "<unicode string>",', " in", str(error))
-        parser.error(f"{file}: not a YAML recipe: {where}")
+    if problem := yaml_problem(file):
+        parser.error(f"{file}: not a YAML recipe: {problem}")
     plain = ArgumentParser(exit_on_error=False, parser_mode="flat_yaml")
     plain.add_argument("--config", action="config")
     plain.add_class_arguments(Config, None, fail_untyped=True)
@@ -205,13 +165,6 @@ def config_from_yaml(path: Path) -> Config:
     except (ArgumentError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{path} is not a config of this version: {error}") from error
     return Config(**vars(made))
-
-
-def _type_name(text: str) -> str:
-    """`text` of jsonargparse as a reader says it: <class 'float'> is float, typing.Literal[...] a
-    choice."""
-    plain = re.sub(r"<class '([\w.]+)'>", r"\1", text)
-    return re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", plain)
 
 
 def _plain(value: Any) -> Any:

@@ -162,7 +162,7 @@ def test_mistakes_are_answered_in_one_line(tmp_path, model_file, corpus_file, ca
     prepare = ["prepare", "--tokenizer", model_file, "--output", tmp_path / "s", "--input"]
     assert "absent.txt does not exist" in fails([*prepare, tmp_path / "absent.txt"], capsys)
     assert "pad=end" in fails([*prepare, corpus_file, "--alias", "pad=end"], capsys)
-    assert "--valdation" in fails([*prepare, corpus_file, "--valdation", "0.1"], capsys)
+    assert "'valdation'" in fails([*prepare, corpus_file, "--valdation", "0.1"], capsys)
     assert "validation" in fails([*prepare, corpus_file, "--validation", "much"], capsys)
     assert "verfy" in fails(["verfy"], capsys)
     assert "tokenizer" in fails(["prepare", "--input", corpus_file], capsys)
@@ -210,6 +210,44 @@ def test_options_may_stand_in_a_file(tmp_path, model_file, corpus_file):
     )
     options = parse(["prepare", "--config", str(config), "--validation", "0.2"]).prepare
     assert options.input == [str(corpus_file)] and options.validation == 0.2
+
+
+@pytest.mark.parametrize("command", ["prepare", "train-tokenizer"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x93\x00\xff", "not a YAML file of settings: 'utf-8' codec can't decode"),
+        (b"input: [a\n", "not a YAML file of settings: while parsing"),
+        (b"[1, 2]\n", "must hold settings as `validation: 0.01`, one a line."),
+        (b"", "must hold settings as"),
+        (b"input: 3\n", "input must be a list, as input: [a, b], got 3."),
+        (b"input: a.txt\n", "input must be a list, as input: [a, b], got a.txt."),
+        (b"input: [a, 3]\n", "input element 2 must be str, got 3."),
+        (b"document: page\n", "document must be one of 'line', 'paragraph', 'file', got page."),
+        (b"text-feld: a\n", "unknown setting 'text-feld'. Did you mean 'text-field'?"),
+    ],
+)
+def test_a_mistake_in_a_settings_file_names_file_and_key(tmp_path, capsys, command, content, says):
+    config = tmp_path / "a.yaml"
+    config.write_bytes(content)
+    message = fails([command, "--config", config], capsys)
+    assert message.startswith(f"data_pipeline: {config}: {says}")
+    assert message == fails([command, f"--config={config}"], capsys)
+
+
+def test_a_settings_file_that_is_not_there_is_named(tmp_path, capsys):
+    for path in (tmp_path / "a.yaml", tmp_path):
+        assert f"--config {path} is not a file." in fails(["prepare", "--config", path], capsys)
+
+
+def test_mistakes_in_types_are_readable(tmp_path, capsys):
+    prepare = ["prepare", "--input", "a", "--tokenizer", "b", "--output", "c"]
+    assert fails([*prepare, "--validation", "much"], capsys) == (
+        "data_pipeline: validation must be float, got much.\n"
+    )
+    assert fails([*prepare, "--shard-tokns", "3"], capsys) == (
+        "data_pipeline: unknown setting 'shard-tokns'. Did you mean 'shard-tokens'?\n"
+    )
 
 
 def test_an_unreadable_file_is_answered_in_one_line(tmp_path, model_file, capsys):
