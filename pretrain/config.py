@@ -26,6 +26,9 @@ class DataConfig:
     num_workers: int = 2
     """Processes a rank that build batches ahead; 0 builds them in the training process. Never
     changes the rows."""
+    verify: Literal["sizes", "hashes"] = "sizes"
+    """What is compared with the manifest at start: sizes, or every byte's checksum too, read once
+    on each host (about a second a gigabyte)."""
     allow_other_data: bool = False
     """Whether a resume may continue with other shards, seed, packing or blanks than the
     checkpoint's (the rows then differ from there on), and

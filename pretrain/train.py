@@ -14,7 +14,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from data_pipeline.loader import Batch, Position, training_batches, validation_batches
-from data_pipeline.shards import open_shards
+from data_pipeline.shards import Shards, open_shards
+from data_pipeline.verify import check_hashes
 from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config
@@ -52,7 +53,7 @@ def run(config: Config, start: Start) -> str | None:
 
 def run_in(world: World, config: Config, start: Start) -> str | None:
     """`run` on ranks that have joined; they may run another one after it."""
-    shards = world.together(lambda: open_shards(Path(config.data.shards)))
+    shards = world.together(lambda: checked_shards(config, world))
     folder = RunFolder(Path(config.runs) / config.name)
     world.on_leader(folder.lock)
     log_file = world.together(lambda: log_to_file(folder.logs, world.rank))
@@ -61,6 +62,14 @@ def run_in(world: World, config: Config, start: Start) -> str | None:
     logging.getLogger().removeHandler(log_file)
     log_file.close()
     return stopped_by
+
+
+def checked_shards(config: Config, world: World) -> Shards:
+    """The shards of the run, compared with their manifest as far as the recipe asks."""
+    shards = open_shards(Path(config.data.shards))
+    if config.data.verify == "hashes" and world.local_rank == 0:
+        check_hashes(shards)
+    return shards
 
 
 def train(setup: Setup) -> str | None:
