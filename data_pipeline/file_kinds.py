@@ -21,6 +21,7 @@ _KIND_OF_ENDING: dict[str, Kind] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
+_PACKED = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".br", ".z")
 KNOWN = (
     f"{', '.join(_KIND_OF_ENDING)}, all but .parquet also with "
     f".{', .'.join(get_args(Compression))} behind"
@@ -51,6 +52,13 @@ def compression_of(name: str) -> Compression | None:
     """How a file is compressed, by its last ending, or None."""
     ending = PurePosixPath(name).suffix.lower().removeprefix(".")
     return next((c for c in get_args(Compression) if c == ending), None)
+
+
+def how_to_read(name: str) -> str:
+    """What to do about a file whose ending is none that can be read."""
+    if compression_of(name) or PurePosixPath(name).suffix.lower() in _PACKED:
+        return "Unpack it, and name what is in it."
+    return "Rename the file."
 
 
 def file_source(

@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 
-from data_pipeline.file_kinds import KNOWN, Source, file_source, kind_of, without_credentials
+from data_pipeline.file_kinds import (
+    KNOWN,
+    Source,
+    file_source,
+    how_to_read,
+    kind_of,
+    without_credentials,
+)
 
 _Result = TypeVar("_Result")
 
@@ -46,7 +53,7 @@ def _find(url: str) -> tuple[Any, dict[str, int]]:
     elif filesystem.isdir(path):
         found = filesystem.find(path)
     elif kind_of(path) is None:
-        raise ValueError(f"endings that can be read are {KNOWN}.")
+        raise ValueError(f"endings that can be read are {KNOWN}. {how_to_read(path)}")
     else:
         found = [path]
     return filesystem, {p: filesystem.info(p)["size"] if kind_of(p) else 0 for p in found}
@@ -90,6 +97,8 @@ def _naming(name: str, call: Callable[..., _Result], *arguments: Any) -> _Result
         return call(*arguments)
     except Exception as error:  # botocore, aiohttp and others share no class
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if isinstance(error, FileNotFoundError):  # some say no more than the path
+            reason = "there is no such file."
         for given in arguments:
             if isinstance(given, str) and "://" in given:
                 reason = reason.replace(given, without_credentials(given))

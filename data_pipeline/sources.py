@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_pipeline.file_kinds import KNOWN, Source, file_source, kind_of
+from data_pipeline.file_kinds import KNOWN, Source, file_source, how_to_read, kind_of
 from data_pipeline.patterns import expand
 from data_pipeline.remote import remote_sources
 
@@ -100,7 +100,9 @@ def _named_file(path: Path) -> Source:
     if not path.is_file():
         raise ValueError(f"--input {path} is neither a file nor a folder.")
     if kind_of(path.name) is None:
-        raise ValueError(f"--input {path}: endings that can be read are {KNOWN}. Rename the file.")
+        raise ValueError(
+            f"--input {path}: endings that can be read are {KNOWN}. {how_to_read(path.name)}"
+        )
     return _file(path)
 
 

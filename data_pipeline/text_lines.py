@@ -1,15 +1,19 @@
 """Lines of text out of bytes: decoded as they stream, every error with its file, line and byte.
 
-A byte order mark is removed, and one of UTF-16 or UTF-32 decides the encoding. Lines end at \\n,
+A byte order mark is removed, and one of UTF-16 or UTF-32 decides the encoding. Without one
+they would pass for UTF-8 full of NULs, so that a file of many NULs is refused. Lines end at \\n,
 \\r\\n and \\r only: U+2028, U+0085 and their like stay inside the text.
 """
 
 import codecs
 import io
+import itertools
 import re
 from collections.abc import Iterator
 
 _LINE_END = re.compile(r"\r\n?|\n")
+_LOOKED_AT_BYTES = 4096  # of a file, to tell what it is
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with the other's
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -54,16 +58,20 @@ def _decoded(
     chunks: Iterator[bytes], name: str, encoding: str, only_newline: bool
 ) -> Iterator[str]:
     """Stretches of decoded text, line ends translated to \\n unless only \\n ends a line."""
-    decoder: io.IncrementalNewlineDecoder | None = None
+    start = b""
+    while len(start) < _LOOKED_AT_BYTES and (chunk := next(chunks, b"")):
+        start += chunk
+    chunks = itertools.chain([start] if start else [], chunks)
+    encoding = _marked_encoding(start, text_encoding(encoding))
+    start = start[:_LOOKED_AT_BYTES]
+    _refuse_many_nuls(start, name, encoding)
+    strict = codecs.getincrementaldecoder(encoding)("strict")
+    decoder = io.IncrementalNewlineDecoder(strict, translate=not only_newline)
     line, fed_bytes = 1, 0
     is_last, at_start = False, True
     while not is_last:
         chunk = next(chunks, b"")
         is_last = not chunk
-        if decoder is None:
-            encoding = _marked_encoding(chunk, encoding)
-            strict = codecs.getincrementaldecoder(encoding)("strict")
-            decoder = io.IncrementalNewlineDecoder(strict, translate=not only_newline)
         held_back = "\r" * (decoder.getstate()[1] & 1)  # it may be the first half of a line end
         try:
             text = decoder.decode(chunk, final=is_last)
@@ -73,8 +81,12 @@ def _decoded(
             line += good.count("\n") if only_newline else len(_LINE_END.findall(good))
             raise ValueError(
                 f"{name}, line {line}, byte {fed_bytes - pending_bytes + error.start}: not valid "
-                f"{encoding} ({error.reason}). Name the encoding the file was written in, as "
-                "--encoding latin-1."
+                f"{encoding} ({error.reason}). {_remedy(start)}"
+            ) from error
+        except UnicodeError as error:  # of utf-16 and utf-32, which take the order from the mark
+            raise ValueError(
+                f"{name}, line 1, byte 0: no byte order mark, which --encoding {encoding} needs. "
+                f"Name the order, as --encoding {encoding}-le."
             ) from error
         fed_bytes += len(chunk)
         line += text.count("\n")
@@ -87,3 +99,41 @@ def _marked_encoding(start: bytes, encoding: str) -> str:
     if encoding != "utf-8":
         return encoding
     return next((marked for mark, marked in _MARKS if start.startswith(mark)), encoding)
+
+
+def _refuse_many_nuls(start: bytes, name: str, encoding: str) -> None:
+    """Raise ValueError where more than a quarter of a file's first bytes are NUL."""
+    num_nuls = start.count(0)
+    if encoding.startswith(("utf-16", "utf-32")) or 4 * num_nuls <= len(start) or len(start) % 2:
+        return
+    nuls = [start[place::4].count(0) for place in range(4)]
+    full = len(start) // 4
+    likely = ""
+    if min(nuls[2:]) >= full > 2 * nuls[0]:
+        likely = "utf-32-le"
+    elif min(nuls[:2]) >= full > 2 * nuls[3]:
+        likely = "utf-32-be"
+    elif nuls[1] + nuls[3] > 4 * (nuls[0] + nuls[2]):
+        likely = "utf-16-le"
+    elif nuls[0] + nuls[2] > 4 * (nuls[1] + nuls[3]):
+        likely = "utf-16-be"
+    if likely:
+        raise ValueError(
+            f"{name} looks like {likely[:6].upper()} without a byte order mark: {num_nuls} of its "
+            f"first {len(start)} bytes are NUL. Name its encoding: --encoding {likely}."
+        )
+    raise ValueError(
+        f"{name} does not look like text: {num_nuls} of its first {len(start)} bytes are NUL. "
+        "Leave it out, or convert it."
+    )
+
+
+def _remedy(start: bytes) -> str:
+    """What to do about a file that begins so and is not of its encoding."""
+    controls = len(start) - len(start.translate(None, _CONTROLS))
+    if 50 * controls > len(start):
+        return (
+            f"It does not look like text: {controls} of its first {len(start)} bytes are control "
+            "characters. Leave it out, or convert it."
+        )
+    return "Name the encoding the file was written in, as --encoding latin-1."

@@ -185,6 +185,21 @@ def test_a_url_that_cannot_be_read_is_an_error_with_its_name(memory, url):
         names(url)
 
 
+def test_a_url_that_is_not_there_is_named_as_given(memory):
+    with pytest.raises(
+        ValueError, match=r"^--input memory://corpus/no\.txt: there is no such file"
+    ):
+        names("memory://corpus/no.txt")
+
+
+@pytest.mark.parametrize("name", ["x.txt.zip", "x.TGZ", "x.parquet.gz", "x.tar.xz"])
+def test_packed_files_are_to_be_unpacked_not_renamed(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ValueError, match="Unpack it, and name what is in it") as raised:
+        names(tmp_path / name)
+    assert "Rename" not in str(raised.value)
+
+
 class BrokenNetwork(Exception):
     """Of no class that Python knows, as those of botocore and aiohttp."""
 

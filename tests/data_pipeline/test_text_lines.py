@@ -1,6 +1,7 @@
 """Bytes become lines exactly, and what is not text is named by file, line and byte."""
 
 import io
+import random
 
 import pytest
 import xxhash
@@ -85,6 +86,47 @@ def test_the_encoding_asked_for_is_used():
 def test_an_unknown_encoding_is_refused(name):
     with pytest.raises(ValueError, match=f"--encoding {name} is unknown"):
         text_encoding(name)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 1 << 20])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_wide_characters_without_a_mark_are_not_utf_8(encoding, chunk_bytes, monkeypatch):
+    monkeypatch.setattr(byte_stream, "CHUNK_BYTES", chunk_bytes)
+    text = "the river\nd\u00e9j\u00e0 vu\n"
+    for content in (text, text * 1000):
+        says = rf"x\.txt looks like {encoding[:6].upper()} without .*: --encoding {encoding}\.$"
+        with pytest.raises(ValueError, match=says):
+            read(content.encode(encoding))
+        with pytest.raises(ValueError, match=says):
+            read(content.encode(encoding), "latin-1")
+        assert read(content.encode(encoding), encoding) == read(content.encode())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "UTF_32"])
+def test_an_encoding_that_needs_a_mark_says_so(encoding):
+    name = text_encoding(encoding)
+    with pytest.raises(ValueError, match=rf"^x\.txt, line 1, byte 0: no byte .*{name}-le\.$"):
+        read("the river".encode(f"{encoding}-le"), encoding)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (random.Random(0).randbytes(9000), "not valid utf-8 .* It does not look like text"),
+        (random.Random(1).randbytes(70), "not valid utf-8 .* It does not look like text"),
+        (bytes(5000), "does not look like text: 4096 of its first 4096 bytes are NUL"),
+        (b"\x7fELF\0\0\1\0" * 99, "does not look like text: 297 of its first 792 bytes are NUL"),
+    ],
+)
+def test_bytes_that_are_no_text_are_not_taken_for_latin_1(content, says):
+    with pytest.raises(ValueError, match=says) as raised:
+        read(content)
+    assert "latin" not in str(raised.value)
+
+
+def test_a_few_nuls_are_left_to_whoever_cleans_them():
+    assert read(b"a\0b\0\n") == [(1, "a\0b\0")]
+    assert read(b"river\0" * 1000)[0][1].count("\0") == 1000
 
 
 def test_passing_bytes_are_counted_and_hashed():
