@@ -123,7 +123,8 @@ def training_batches(
 
     start: Position() for a new run, or the position of the last batch that was used.
     num_workers: processes that build ahead; 0 builds where the batches are asked for.
-    Raises ValueError for an empty split, or a start that this data does not have.
+    Raises ValueError for an empty split, or a start that this data does not have, and later, as
+    batches are taken, for damage in the files.
     """
     _check_share(rank, world_size, micro_rows=micro_rows, accumulation=accumulation)
     if num_workers < 0:
@@ -135,11 +136,10 @@ def training_batches(
     if num_workers:
         workers = {"multiprocessing_context": _worker_context(), "worker_init_fn": _start_worker}
     # A generator of its own: the loader draws a seed from it, and would from torch's global one.
-    return iter(
-        DataLoader(
-            rows, batch_size=None, num_workers=num_workers, generator=torch.Generator(), **workers
-        )
+    loader = DataLoader(
+        rows, batch_size=None, num_workers=num_workers, generator=torch.Generator(), **workers
     )
+    return _with_plain_errors(iter(loader))
 
 
 def validation_batches(
@@ -162,6 +162,17 @@ def validation_batches(
         raise ValueError(f"max_rows must be at least 1, or None for all rows, got {max_rows}.")
     sequence = RowSequence(split, transform, packing, seed=seed)
     return _one_pass(sequence, rank + world_size * np.arange(micro_rows), world_size, max_rows)
+
+
+def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches; what a worker raised for a user to read comes without its traceback."""
+    try:
+        yield from batches
+    except ValueError as error:
+        _, is_of_worker, message = str(error).rpartition("\nValueError: ")
+        if not is_of_worker:
+            raise
+        raise ValueError(message.strip()) from error
 
 
 def _one_pass(

@@ -60,3 +60,18 @@ def test_shards_give_the_batches_of_the_documents_in_them(both_splits, num_worke
     for from_memory, from_disk in islice(zip(*streams), 60):
         assert torch.equal(from_memory.block, from_disk.block)
         assert from_memory.position == from_disk.position
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damage_that_a_worker_meets_is_one_line(both_splits, num_workers, tmp_path):
+    _, split = both_splits
+    path = tmp_path / "train/00000.tokens"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    stream = training_batches(
+        split, BlankTransform(SENTENCES, SPECIAL, source_tokens=64, vocab_size=500), PACKING,
+        seed=1, rank=0, world_size=1, micro_rows=16, accumulation=1, start=Position(),
+        num_workers=num_workers,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"^\S*00000\.tokens is damaged: [^\n]*$"):
+        list(islice(stream, 200))
