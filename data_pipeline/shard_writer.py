@@ -1,4 +1,4 @@
-"""Writes the shards of one split in the layout of shards.py.
+"""Writes the shards of one split in the layout of shard_files.py.
 
 A shard is closed once it holds `shard_tokens` tokens; documents are never divided between shards.
 The tokens go to disk as they come, the index of an open shard is held in memory. With more than one
@@ -18,7 +18,7 @@ import xxhash
 from data_pipeline import ragged
 from data_pipeline.hashing import mix
 from data_pipeline.manifest import FileEntry, ShardEntry
-from data_pipeline.shards import INDEX_MAGIC, index_layout
+from data_pipeline.shard_files import INDEX_MAGIC, index_layout
 from data_pipeline.stored import StoredDocuments
 
 _MAX_DOCUMENTS = 4_000_000  # bounds the index in memory where documents are tiny

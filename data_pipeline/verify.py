@@ -7,7 +7,8 @@ import numpy as np
 
 from data_pipeline.byte_stream import size_and_hash
 from data_pipeline.manifest import FileEntry, Manifest, ShardEntry
-from data_pipeline.shards import MappedShard, Shards, map_shard, size_problem
+from data_pipeline.shard_files import MappedShard, map_shard
+from data_pipeline.shards import Shards, size_problem
 from data_pipeline.watch import Watch, unwatched
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from data_pipeline.plan import PackingConfig, plan_window
 from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.shards import index_layout, open_shards
+from data_pipeline.shard_files import index_layout
+from data_pipeline.shards import open_shards
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from data_pipeline.verify import check_hashes
 

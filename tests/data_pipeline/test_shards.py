@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from data_pipeline import shards as shards_module
 from data_pipeline.manifest import SplitEntry, split_fingerprint
+from data_pipeline.shard_files import index_layout, index_size_bytes
 from data_pipeline.shard_writer import ShardWriter
-from data_pipeline.shards import Split, index_layout, index_size_bytes
+from data_pipeline.shards import Split
 from data_pipeline.stored import StoredDocuments
 
 

@@ -122,7 +122,7 @@ def test_a_folder_without_a_manifest_is_not_finished(folder):
     ],
 )
 def test_impossible_numbers_with_right_checksums_are_found(folder, array, at, value, says):
-    from data_pipeline.shards import index_layout
+    from data_pipeline.shard_files import index_layout
 
     content = json.loads((folder / MANIFEST_FILE).read_text())
     entry = content["splits"]["train"]["shards"][0]
