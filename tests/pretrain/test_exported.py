@@ -5,7 +5,6 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def write_checkpoint(run: Path, step: int, weights: dict[str, torch.Tensor], sta
     safetensors.torch.save_file(weights, folder / WEIGHTS)
     files = {WEIGHTS: measure(folder / WEIGHTS)}
     manifest = Manifest(FORMAT, step, 1, state, {}, files)
-    (folder / MANIFEST).write_text(json.dumps(asdict(manifest)))
+    (folder / MANIFEST).write_text(manifest.text())
 
 
 @pytest.fixture(scope="module")
