@@ -79,6 +79,9 @@ wanted_files=$(cat pyproject.toml constraints.txt launch/setup.sh | cksum)
   { done_files='' done_build='' done_root=''; }
 build=${TORCH_BUILD:-${done_build:-$(has_driver && echo default || echo cpu)}}
 [[ "$build" == cpu || "$build" == default ]] || refuse "TORCH_BUILD must be cpu or default, got $build."
+if [[ "$build" == cpu && -z "${TORCH_BUILD:-}" ]] && has_driver; then
+  say "this machine has an NVIDIA driver, .venv the CPU build of torch: make setup TORCH_BUILD=default replaces it."
+fi
 
 same_python() { [[ -z "${PYTHON:-}" || "$(version_of "$PYTHON")" == "$(version_of "$venv/bin/python")" ]]; }
 if [[ "$done_files|$done_build|$done_root" == "$wanted_files|$build|$root" ]] && same_python; then
