@@ -65,10 +65,7 @@ def find(root: Path, resume: str | None) -> Path | None:
             )
         return None
     if resume == "auto":
-        found = newest(root)
-        if found is None:
-            logger.info("resume auto: no complete checkpoint under %s, starting from step 0", root)
-        return found
+        return _newest_whole(root)
     path = Path(resume)
     if not path.is_dir():
         raise ValueError(f"--resume {resume}: no such folder. Give a checkpoint folder, or 'auto'.")
@@ -79,6 +76,28 @@ def find(root: Path, resume: str | None) -> Path | None:
             "Give a folder like RUN/checkpoints/step-00001000, a run folder, or 'auto'."
         )
     return found.resolve()
+
+
+def _newest_whole(root: Path) -> Path | None:
+    """The newest checkpoint whose files have their sizes; None where there is no checkpoint at all.
+
+    Those passed over are named in the log. Raises ValueError where all are damaged: a fresh start
+    would be a surprise. Hashes are compared when the files are read.
+    """
+    problem = None
+    for folder in reversed(complete(root)):
+        try:
+            manifest = read_manifest(folder)
+            problem = damage(folder, manifest, manifest.files, sizes_only=True)
+        except ValueError as error:
+            problem = str(error)
+        if problem is None:
+            return folder
+        logger.warning("resume auto: passing over %s: %s", folder.name, problem)
+    if problem is not None:
+        raise ValueError(f"every checkpoint under {root} is damaged; the oldest: {problem}")
+    logger.info("resume auto: no complete checkpoint under %s, starting from step 0", root)
+    return None
 
 
 def choose(run_folder: Path, step: int | None = None) -> Path:
@@ -137,9 +156,10 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None:
-    """What is wrong with the files `names` of a checkpoint, as one sentence; None where nothing
-    is."""
+def damage(
+    folder: Path, manifest: Manifest, names: Iterable[str], *, sizes_only: bool = False
+) -> str | None:
+    """What is wrong with the files `names` of a checkpoint, as one sentence; None if nothing is."""
     for name in names:
         path, expected = folder / name, manifest.files.get(name)
         if expected is None or not path.is_file():
@@ -150,7 +170,7 @@ def damage(folder: Path, manifest: Manifest, names: Iterable[str]) -> str | None
                 f"{path} holds {size_bytes} bytes instead of {expected['size_bytes']}. "
                 "Resume from another checkpoint: --resume PATH."
             )
-        if measure(path)["xxh3"] != expected["xxh3"]:
+        if not sizes_only and measure(path)["xxh3"] != expected["xxh3"]:
             return f"{path} is not what was saved. Resume from another checkpoint: --resume PATH."
     return None
 

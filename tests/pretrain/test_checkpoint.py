@@ -50,6 +50,21 @@ def test_auto_takes_the_newest_complete_checkpoint(root: Path) -> None:
     assert found.name == "step-00000020"
 
 
+@pytest.mark.parametrize("spoiled", [checkpoint.WEIGHTS, checkpoint.MANIFEST])
+def test_auto_passes_over_a_truncated_newest_one_and_says_so(
+    root: Path, spoiled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = root / "step-00000020" / spoiled
+    path.write_bytes(path.read_bytes()[:-3])
+    found = checkpoint.find(root, "auto")
+    assert found is not None
+    assert found.name == "step-00000010"
+    assert "passing over step-00000020" in caplog.text
+    (root / "step-00000010" / checkpoint.WEIGHTS).unlink()
+    with pytest.raises(ValueError, match=r"every checkpoint under .* is damaged"):
+        checkpoint.find(root, "auto")
+
+
 def test_auto_starts_afresh_where_there_is_none(tmp_path: Path) -> None:
     assert checkpoint.find(tmp_path / "none", "auto") is None
 
