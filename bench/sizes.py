@@ -7,7 +7,7 @@ import torch
 from pretrain.config import OptimizerConfig
 from pretrain.deepspeed_settings import REPOSITORY, complete
 from pretrain.engine import Engine
-from pretrain.models.backbone import Backbone, decays
+from pretrain.models.backbone import Backbone, Layer, decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.world import World
@@ -68,4 +68,5 @@ def engine_of(size: Size, rows: int, world: World) -> Engine:
         optimizer=OptimizerConfig(),
         settings=settings,
         world=world,
+        gathered_whole=(Layer,),
     )

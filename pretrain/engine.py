@@ -5,12 +5,13 @@ module to call, a loss to go backward from, a learning rate to step with. ZeRO s
 the JSON file's business.
 """
 
+import functools
 import importlib
 import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distribu
 
 import deepspeed  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
+from deepspeed.utils import set_z3_leaf_modules  # noqa: E402
 
 from pretrain.config import OptimizerConfig  # noqa: E402
 from pretrain.deepspeed_settings import offloads, stage  # noqa: E402
@@ -35,6 +37,9 @@ logger = logging.getLogger(__name__)
 # version, tested). The module is looked up by name, because the attribute deepspeed.comm.torch is
 # PyTorch itself.
 setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)  # noqa: B010
+# On a CPU every step asks how many devices there are, and so starts a `numactl`: once is enough.
+_numa = importlib.import_module("deepspeed.utils.numa")
+setattr(_numa, "get_numa_cores", functools.cache(_numa.get_numa_cores))  # noqa: B010
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
@@ -55,9 +60,14 @@ class Engine:
         settings: dict[str, Any],
         world: World,
         first_weights: Callable[[str], torch.Tensor] | None = None,
+        gathered_whole: Sequence[type[nn.Module]] = (),
     ) -> None:
         """first_weights(name): called on rank 0 alone, the weights to begin with; None leaves them
-        as make_model drew them."""
+        as make_model drew them.
+
+        gathered_whole: modules whose parameters stage 3 gathers and releases together, in one
+        collective and under one pair of hooks, instead of part by part.
+        """
         self.world = world
         self.stage = stage(settings)
         self.accumulation: int = settings["gradient_accumulation_steps"]
@@ -74,6 +84,8 @@ class Engine:
             trains: sum(_size(p) for p in model.parameters() if p.requires_grad is trains)
             for trains in (True, False)
         }
+        if self.stage == 3 and gathered_whole:
+            set_z3_leaf_modules(model, list(gathered_whole))
         self.module: nn.Module = model
         self.deepspeed = deepspeed.initialize(
             model=model, optimizer=_adamw(model, decays, optimizer), config=settings

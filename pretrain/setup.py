@@ -21,7 +21,7 @@ from pretrain import checkpoint, checkpoint_files, deepspeed_settings, resume
 from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.engine import Engine
-from pretrain.models.backbone import Backbone, decays, num_positions
+from pretrain.models.backbone import Backbone, Layer, decays, num_positions
 from pretrain.models.shape import padded_vocabulary
 from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
@@ -74,6 +74,7 @@ def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, worl
     engine = Engine(
         make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world,
         first_weights=_first_weights(config, shards, folder, start, world, make_model),
+        gathered_whole=(Layer,),
     )  # fmt: skip
     if config.memory.compile == "layers":
         compile_layers(engine.module, world.device, config.memory)
