@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -63,14 +64,19 @@ def free_port() -> int:
 
 
 def stream(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
-    """Run `command`, its output into `log`, what matters of it to stderr; returns the exit code."""
-    shown_at = 0.0
+    """Run `command`, its output into `log`, what matters of it to stderr; returns the exit code.
+
+    Ctrl-C reaches the ranks too, which save and stop: their output is read to its end before
+    KeyboardInterrupt is raised here.
+    """
+    shown_at, interrupted = 0.0, []
     with (
-        open(log, "a", encoding="utf-8") as kept,
+        open(log, "a", encoding="utf-8", buffering=1) as kept,
         subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
     ):
+        before = signal.signal(signal.SIGINT, lambda *_: interrupted.append(True))
         assert process.stdout is not None
         for line in process.stdout:
             kept.write(line)
@@ -80,6 +86,9 @@ def stream(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
             if is_step:
                 shown_at = time.monotonic()
             sys.stderr.write(f"  {line}")
+    signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt
     return process.returncode
 
 

@@ -105,7 +105,7 @@ def _write(run: RunFolder, saved: Path, folder: Path, settings: ExportSettings) 
         described,
         config,
         num_parameters=num_parameters,
-        data_fingerprint=str(manifest.state.get("data_fingerprint", "unknown")),
+        data_fingerprint=str(manifest.state.get("data", {}).get("fingerprint", "unknown")),
         init_from=run.origin.read_text(encoding="utf-8").strip() if run.origin.is_file() else None,
     )
     open_tokenizer(run.tokenizer).save(folder / exported.TOKENIZER)

@@ -74,7 +74,7 @@ def describe(run_folder: Path, status: Status, now: float) -> str:
     saved = "none yet" if status.checkpoint_step is None else f"step {status.checkpoint_step}"
     lines.append(f"  checkpoint  {saved}")
     lines.append(f"  written     {duration(age_s)} ago")
-    if status.state == "running" and status.step_seconds:
+    if state == "running" and status.step_seconds:
         left_s = (status.steps - status.step) * status.step_seconds
         lines.append(f"  ends in     about {duration(left_s)}, at the speed of the last step")
     elif status.state == "stopped":

@@ -180,6 +180,7 @@ def _written_drafts(texts: Sequence[BlankedText], writer: Writer) -> list[list[D
     for text, steps in zip(texts, drafts):
         if text.continues:
             (first,) = steps
+            _check_filled(text, len(first.tokens()), source_tokens(writer.backbone))
             segments = [first.tokens(), np.zeros(0, np.int32)]
             steps.append(Draft(segments, ["gmask"], first.generator, is_suffix=True))
     writer.write([steps[1] for steps in drafts if len(steps) > 1])
@@ -203,6 +204,15 @@ def _check_length(text: BlankedText, most_tokens: int) -> None:
         raise ValueError(
             f"the text {text.text[:60]!r}... has {num_tokens} tokens with its blanks, and this "
             f"model reads at most {most_tokens}. Shorten it, or train with a larger source_tokens."
+        )
+
+
+def _check_filled(text: BlankedText, num_tokens: int, most_tokens: int) -> None:
+    if num_tokens + 2 > most_tokens:  # with CLS and [gMASK]
+        raise ValueError(
+            f"the text {text.text[:60]!r}... has {num_tokens + 2} tokens once its blanks are "
+            f"filled, and this model reads at most {most_tokens}: there is no room to go on from "
+            "it. Lower --max-tokens, or shorten the text."
         )
 
 

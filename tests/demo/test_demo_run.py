@@ -1,8 +1,11 @@
 """The demo skips what is done, puts another corpus aside, and shows of a log what matters."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from demo.heldout import Comparison
 from demo.launcher import deepspeed_command, environment, stream
 from demo.report import page, read_steps, summary
 
+ROOT = Path(__file__).parents[2]
 BLANK = ShownBlank(
     text="We [MASK] go.",
     filled="We must go.",
@@ -146,3 +150,29 @@ def test_the_launcher_runs_this_interpreter_on_a_port_of_its_own() -> None:
 def test_a_finished_demo_is_shown_without_torch(house: Path) -> None:
     script = "import sys, demo.run, demo.report; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_ctrl_c_waits_for_the_ranks_to_save(tmp_path: Path) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.5); print('saved', flush=True); sys.exit(85)\n"
+        "signal.signal(signal.SIGINT, save)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(30)\n"
+    )
+    code = (
+        "import sys; from pathlib import Path; from demo.launcher import stream\n"
+        "try: stream([sys.executable, '-c', sys.argv[1]], {}, Path(sys.argv[2]))\n"
+        "except KeyboardInterrupt: sys.exit(130)\n"
+    )
+    log = tmp_path / "log"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, program, str(log)], cwd=ROOT, start_new_session=True
+    ) as demo:
+        while not log.exists() or "ready" not in log.read_text():
+            time.sleep(0.05)
+            assert demo.poll() is None
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(timeout=20) == 130
+    assert "saved" in log.read_text()

@@ -12,8 +12,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from data_pipeline.sequence import Position
 from data_pipeline.shards import open_shards
-from pretrain import exported, generate
+from pretrain import exported, generate, resume
 from pretrain.checkpoint_files import FORMAT, MANIFEST, WEIGHTS, Manifest, folder_name, measure
 from pretrain.cli import parse_train
 from pretrain.export import ExportSettings, export, planned_shards
@@ -45,7 +46,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Path:
     folder.describe(config, {})
     data = open_shards(shards)
     data.tokenizer().save(folder.tokenizer)
-    state = {"data_fingerprint": data.splits["train"].fingerprint}
+    fingerprint = data.splits["train"].fingerprint
+    state = resume.state(
+        resume.identity(config, data_fingerprint=fingerprint, vocab_size=384),
+        {"glm": Position(0, 0, 0)},
+    )
     for step in (10, 20):
         backbone = Backbone(
             config.model,

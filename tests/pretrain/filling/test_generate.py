@@ -276,3 +276,11 @@ def test_a_bad_line_of_a_file_is_named(run, tmp_path):
 def test_a_mistake_is_one_message(run, arguments, message):
     with pytest.raises(ValueError, match=message):
         generate.main(arguments)
+
+
+def test_a_continuation_without_room_says_what_to_lower(untrained, words):
+    def scores(inputs):
+        return torch.nn.functional.one_hot(torch.tensor([2]), 128).float()
+
+    with pytest.raises(ValueError, match=r"there is no room to go on from it. Lower --max-tokens"):
+        fill(untrained, words, ["a [MASK] b [gMASK]"], FillSettings(), scores=scores)
