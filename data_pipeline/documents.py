@@ -16,6 +16,7 @@ from data_pipeline.byte_stream import CountedStream, decompressed, size_and_hash
 from data_pipeline.file_kinds import Source
 from data_pipeline.records import Record, dataset_records, file_records, parquet_records
 from data_pipeline.text_lines import lines
+from data_pipeline.unusable import Refuse, Unusable, stop
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Tally:
 
     skipped: Counter[str] = field(default_factory=Counter)
     cleaned: Counter[str] = field(default_factory=Counter)
+    refuse: Refuse = stop  # what is done about a line, row or source that cannot be used
     size_bytes: int | None = None
     xxh3: str | None = None
 
@@ -69,11 +71,16 @@ def read_source(
             return
         stream = CountedStream(raw, on_bytes)
         content = decompressed(stream.chunks(), source.compression, source.name)
-        if first := next(content, b""):
-            content = itertools.chain([first], content)
-            yield from _kept(_of_file(content, source, settings, tally), tally)
-        else:
-            tally.skipped["empty_file"] += 1
+        try:
+            if first := next(content, b""):
+                content = itertools.chain([first], content)
+                yield from _kept(_of_file(content, source, settings, tally), tally)
+            else:
+                tally.skipped["empty_file"] += 1
+        except Unusable as error:
+            tally.refuse(error)
+            for _ in stream.chunks():  # its rest is left out, its size and hash are known
+                pass
     tally.size_bytes, tally.xxh3 = stream.size_bytes, stream.xxh3
 
 
@@ -81,7 +88,7 @@ def _of_file(
     content: Iterator[bytes], source: Source, settings: ReadSettings, tally: Tally
 ) -> Iterator[Document]:
     if source.kind == "text":
-        return _text_documents(content, source.name, settings)
+        return _text_documents(content, source, settings)
     return _of_records(file_records(content, source, settings.encoding, tally.skipped), settings)
 
 
@@ -99,9 +106,16 @@ def _kept(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
 
 
 def _text_documents(
-    content: Iterator[bytes], name: str, settings: ReadSettings
+    content: Iterator[bytes], source: Source, settings: ReadSettings
 ) -> Iterator[Document]:
-    numbered = lines(content, name, settings.encoding)
+    name = source.name
+    numbered = lines(
+        content,
+        name,
+        settings.encoding,
+        first_line=source.first_line,
+        first_byte=source.first_byte,
+    )
     if settings.document == "line":
         for number, line in numbered:
             yield Document(f"{name}:{number}", line)

@@ -38,6 +38,8 @@ class Source:
     size_bytes: int | None
     open: Callable[[], AbstractContextManager[BinaryIO]] | None
     compression: Compression | None = None
+    first_line: int = 1  # of a stretch inside a file (slices.py): the number of its first line
+    first_byte: int = 0  # and where in the file it begins; then it is the start of nothing
 
 
 def kind_of(name: str) -> Kind | None:

@@ -26,7 +26,14 @@ def file_records(
     chunks: Iterator[bytes], source: Source, encoding: str, skipped: Counter[str]
 ) -> Iterator[Record]:
     """The rows of a .jsonl, .json, .csv or .tsv file whose content comes in chunks."""
-    numbered = lines(chunks, source.name, encoding, only_newline=True)
+    numbered = lines(
+        chunks,
+        source.name,
+        encoding,
+        only_newline=True,
+        first_line=source.first_line,
+        first_byte=source.first_byte,
+    )
     if source.kind in _DELIMITERS:
         return _delimited(numbered, source.name, _DELIMITERS[source.kind], skipped)
     if source.kind == "json":

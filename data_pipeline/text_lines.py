@@ -35,16 +35,24 @@ def text_encoding(name: str) -> str:
 
 
 def lines(
-    chunks: Iterator[bytes], name: str, encoding: str, *, only_newline: bool = False
+    chunks: Iterator[bytes],
+    name: str,
+    encoding: str,
+    *,
+    only_newline: bool = False,
+    first_line: int = 1,
+    first_byte: int = 0,
 ) -> Iterator[tuple[int, str]]:
     """(line number from 1, text without its line end); a last line without an end counts.
 
     chunks: the bytes of the file as they come, none empty.
     only_newline: lines end at \\n alone, as in JSON Lines.
+    first_line, first_byte: where the chunks begin, if that is behind a line end inside the file;
+    what the start of a file tells of its encoding is then not looked for.
     Raises ValueError naming file, line and byte where the bytes are not of the encoding.
     """
-    number, parts = 1, []
-    for text in _decoded(chunks, name, encoding, only_newline):
+    number, parts = first_line, []
+    for text in _decoded(chunks, name, encoding, only_newline, first_line, first_byte):
         first, *rest = text.split("\n")
         parts.append(first)
         for part in rest:
@@ -55,20 +63,27 @@ def lines(
 
 
 def _decoded(
-    chunks: Iterator[bytes], name: str, encoding: str, only_newline: bool
+    chunks: Iterator[bytes],
+    name: str,
+    encoding: str,
+    only_newline: bool,
+    first_line: int,
+    first_byte: int,
 ) -> Iterator[str]:
     """Stretches of decoded text, line ends translated to \\n unless only \\n ends a line."""
     start = b""
     while len(start) < _LOOKED_AT_BYTES and (chunk := next(chunks, b"")):
         start += chunk
     chunks = itertools.chain([start] if start else [], chunks)
-    encoding = _marked_encoding(start, text_encoding(encoding))
+    encoding, at_start = text_encoding(encoding), first_byte == 0
+    encoding = _marked_encoding(start, encoding) if at_start else encoding
     start = start[:_LOOKED_AT_BYTES]
-    _refuse_many_nuls(start, name, encoding)
+    if at_start:
+        _refuse_many_nuls(start, name, encoding)
     strict = codecs.getincrementaldecoder(encoding)("strict")
     decoder = io.IncrementalNewlineDecoder(strict, translate=not only_newline)
-    line, fed_bytes = 1, 0
-    is_last, at_start = False, True
+    line, fed_bytes = first_line, first_byte
+    is_last = False
     while not is_last:
         chunk = next(chunks, b"")
         is_last = not chunk
