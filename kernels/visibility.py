@@ -22,6 +22,9 @@ for each query, and `num_keys` says how many keys there are.
 Inside the documents of a row lo and hi rise with i, so the queries that see one key form one
 interval too: blocks of queries or keys are skipped exactly, forward and backward. An arbitrary
 T x T mask (the published code takes one as a 4-D tensor) is no interval and has no place here.
+
+Latent slots are keys beside those of the row: M of them belong to each document and are seen by all
+its queries and by nobody else.
 """
 
 from dataclasses import dataclass, field
@@ -53,18 +56,33 @@ class Visibility:
             self._cache["dense"] = (above & below & ~self.padding()[:, :, None])[:, None]
         return self._cache["dense"]
 
-    def additive_mask(self, dtype: torch.dtype) -> Tensor:
+    def slot_mask(self, num_documents: int, num_slots: int) -> Tensor:
+        """True where the slot is one of the query's document: bool (B, 1, T, documents x slots).
+
+        Slots lie document by document, in the order of `document`.
+        """
+        owner = torch.arange(num_documents, device=self.document.device)
+        owner = owner.repeat_interleave(num_slots)
+        return (self.document[:, :, None] == owner)[:, None]
+
+    def additive_mask(
+        self, dtype: torch.dtype, *, num_documents: int = 0, num_slots: int = 0
+    ) -> Tensor:
         """0 where a key is visible and -inf where not: (B, 1, T, S), to be added to scores.
 
-        Rows of padding are 0 throughout, since a softmax over nothing is NaN; what they read has
-        to be discarded by the caller.
+        With slots, their columns come first: (B, 1, T, documents x slots + S). Rows of padding are
+        0 throughout, since a softmax over nothing is NaN; what they read has to be discarded by
+        the caller.
         """
-        if dtype not in self._cache:
-            dense = self.dense_mask()
-            hidden = ~(dense | self.padding()[:, None, :, None])
-            zeros = torch.zeros(dense.shape, dtype=dtype, device=dense.device)
-            self._cache[dtype] = zeros.masked_fill_(hidden, float("-inf"))
-        return self._cache[dtype]
+        key = (dtype, num_documents, num_slots)
+        if key not in self._cache:
+            seen = self.dense_mask()
+            if num_slots:
+                seen = torch.cat((self.slot_mask(num_documents, num_slots), seen), dim=-1)
+            hidden = ~(seen | self.padding()[:, None, :, None])
+            zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            self._cache[key] = zeros.masked_fill_(hidden, float("-inf"))
+        return self._cache[key]
 
     def padding(self) -> Tensor:
         """True at positions that belong to no document: bool (B, T)."""

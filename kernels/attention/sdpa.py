@@ -2,29 +2,41 @@
 
 Same promise as reference.py. The mask of padding rows lets them see everything (SDPA over nothing
 may give NaN, depending on version and device); their output is then set to 0, which also makes
-every gradient that would come through them exactly 0.
+every gradient that would come through them exactly 0. Latent slots are keys before those of the
+row, all documents' slots in one line, and the mask shows each query its own.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.visibility import Visibility
 
 
-def attention(
+def latent_memory_attention(
     q_BTHK: Tensor,
-    k_BTHK: Tensor,
-    v_BTHK: Tensor,
+    k_BSHK: Tensor,
+    v_BSHK: Tensor,
     visibility: Visibility,
     *,
+    latent_k: Tensor | None = None,
+    latent_v: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
-    """See kernels.attention.reference.attention."""
+    """See kernels.attention.reference.latent_memory_attention."""
+    num_documents = num_slots = 0
+    if latent_k is not None:
+        latent_v = latent_k if latent_v is None else latent_v
+        num_documents, num_slots = latent_k.shape[1:3]
+        k_BSHK = torch.cat((latent_k.flatten(1, 2), k_BSHK), dim=1)
+        v_BSHK = torch.cat((latent_v.flatten(1, 2), v_BSHK), dim=1)
     out_BHTK = F.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2),
-        k_BTHK.transpose(1, 2),
-        v_BTHK.transpose(1, 2),
-        attn_mask=visibility.additive_mask(q_BTHK.dtype),
+        k_BSHK.transpose(1, 2),
+        v_BSHK.transpose(1, 2),
+        attn_mask=visibility.additive_mask(
+            q_BTHK.dtype, num_documents=num_documents, num_slots=num_slots
+        ),
         dropout_p=dropout_prob,
     )
     return out_BHTK.transpose(1, 2).masked_fill(visibility.padding()[:, :, None, None], 0.0)

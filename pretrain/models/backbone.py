@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kernels.dispatch import attention, embedding_2d
+from kernels.dispatch import embedding_2d, latent_memory_attention
 from kernels.visibility import Visibility
 from pretrain.models.cache import KeyValueCache, LayerCache
 from pretrain.models.shape import BackboneShape
@@ -101,15 +101,15 @@ class Embedding2D(nn.Module):
 
     def forward(self, ids_BT: Tensor, positions_BCT: Tensor) -> Tensor:
         has_blocks = self.block_table is not None
-        x_BTD = embedding_2d(
+        return embedding_2d(
             ids_BT,
             positions_BCT[:, 0],
             positions_BCT[:, 1] if has_blocks else None,
             self.token_table,
             self.position_table,
             self.block_table,
+            dropout_prob=self.dropout_prob if self.training else 0.0,
         )
-        return F.dropout(x_BTD, self.dropout_prob, self.training)
 
 
 class SelfAttention(nn.Module):
@@ -131,7 +131,9 @@ class SelfAttention(nn.Module):
         if cache is not None:
             k_BTHK, v_BTHK = cache.extend(k_BTHK, v_BTHK)
         dropout_prob = self.dropout_prob if self.training else 0.0
-        out_BTHK = attention(q_BTHK, k_BTHK, v_BTHK, visibility, dropout_prob=dropout_prob)
+        out_BTHK = latent_memory_attention(
+            q_BTHK, k_BTHK, v_BTHK, visibility, dropout_prob=dropout_prob
+        )
         return self.output(out_BTHK.flatten(2))
 
 

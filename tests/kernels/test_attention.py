@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from kernels.dispatch import BACKENDS, attention
+from kernels.dispatch import BACKENDS
+from kernels.dispatch import latent_memory_attention as attention
 from kernels.visibility import Visibility
 
 PADDED = (

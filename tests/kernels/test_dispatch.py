@@ -44,7 +44,7 @@ def test_the_choice_is_logged_once(caplog):
     visibility = single_documents(torch.tensor([3]), torch.tensor([0]), 3)
     with caplog.at_level(logging.INFO, logger="kernels.dispatch"):
         for _ in range(3):
-            dispatch.attention(q, q, q, visibility)
+            dispatch.latent_memory_attention(q, q, q, visibility)
     assert [r.getMessage() for r in caplog.records] == [
         "attention runs on the sdpa backend (default)"
     ]

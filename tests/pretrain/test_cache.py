@@ -96,7 +96,7 @@ def test_pieces_of_mixed_lengths_equal_the_whole(data):
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_both_backends_take_fewer_queries_than_keys(backend):
-    from kernels.dispatch import attention
+    from kernels.dispatch import latent_memory_attention as attention
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 7, 3, 8, generator=generator)
