@@ -18,8 +18,17 @@ from typing import BinaryIO, Literal
 
 import xxhash
 
+from data_pipeline.unusable import Unusable
+
 CHUNK_BYTES = 1 << 20
 Compression = Literal["gz", "bz2", "xz", "zst"]
+_XZ_MEMORY_BYTES = 1 << 28  # `xz -9` asks for 65 MiB, a few bytes of header could for 4 GiB
+_BEGINS_WITH: dict[Compression, tuple[bytes, ...]] = {
+    "gz": (b"\x1f\x8b",),
+    "bz2": (b"BZh",),
+    "xz": (b"\xfd7zXZ\0", b"\x5d\0\0"),  # the second of the older .lzma, which unpacks alike
+    "zst": (b"\x28\xb5\x2f\xfd", *(bytes([n]) + b"\x2a\x4d\x18" for n in range(0x50, 0x60))),
+}
 
 
 class CountedStream:
@@ -58,20 +67,26 @@ def decompressed(
 ) -> Iterator[bytes]:
     """The content of a file in chunks of at most a MiB, none empty; None: as it is.
 
-    Raises ValueError naming the file where it is not whole or not what its ending says.
+    Raises Unusable naming the file where it is not whole or not what its ending says.
     """
     if compression is None:
         yield from chunks
         return
     read = _zstandard if compression == "zst" else _members
+    reason = "damaged_file"
     try:
         if not (first := next(chunks, b"")):
             raise EOFError("it is empty")
+        if not first.startswith(tuple(b[: len(first)] for b in _BEGINS_WITH[compression])):
+            reason = "not_compressed"
+            raise EOFError("it does not begin as one; if it is plain, rename it")
         yield from read(itertools.chain([first], chunks), compression)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{name} is no whole .{compression} file ({reason}). Copy or compress it again."
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of what stands on it
+        told = " ".join(str(error).split())
+        raise Unusable(
+            reason, name, f"no whole .{compression} file ({told}). Copy or compress it again."
         ) from error
 
 
@@ -100,7 +115,11 @@ class _Member:
 
     def __init__(self, compression: Compression) -> None:
         self._zlib = zlib.decompressobj(wbits=31) if compression == "gz" else None
-        self._other = bz2.BZ2Decompressor() if compression == "bz2" else lzma.LZMADecompressor()
+        self._other = (
+            bz2.BZ2Decompressor()
+            if compression == "bz2"
+            else lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+        )
 
     def feed(self, data: bytes) -> bytes:
         """Content of what was given so far; call again with b"" unless `needs_input`."""

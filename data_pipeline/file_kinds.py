@@ -3,12 +3,14 @@
 kind_of("a/X.TXT") == "text", kind_of("x.csv.gz") == "csv", compression_of("x.csv.gz") == "gz"
 """
 
+import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO, Literal, get_args
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from data_pipeline.byte_stream import Compression
 
@@ -22,6 +24,8 @@ _KIND_OF_ENDING: dict[str, Kind] = {
     ".parquet": "parquet",
 }
 _PACKED = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".br", ".z")
+_IS_SECRET = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|ACCESS_KEY|API_KEY", re.I)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>()]+", re.I)
 KNOWN = (
     f"{', '.join(_KIND_OF_ENDING)}, all but .parquet also with "
     f".{', .'.join(get_args(Compression))} behind"
@@ -66,17 +70,44 @@ def how_to_read(name: str) -> str:
 def file_source(
     name: str,
     location: str,
-    size_bytes: int,
+    size_bytes: int | None,
     open_file: Callable[[], AbstractContextManager[BinaryIO]],
 ) -> Source:
     """A file of a known ending as a source."""
-    kind = kind_of(location)
+    file = without_credentials(location)
+    kind = kind_of(file)
     assert kind is not None
-    return Source(name, kind, location, size_bytes, open_file, compression_of(location))
+    return Source(name, kind, location, size_bytes, open_file, compression_of(file))
 
 
 def without_credentials(url: str) -> str:
-    """A URL without user, password, query and fragment."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", "")) if parts.scheme else url
+    """A URL, or several chained by ::, without user, password, query and fragment."""
+    return "::".join(_bare(part) for part in url.split("::"))
+
+
+def _bare(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    user, at, host = rest.rpartition("@")
+    # A secret may hold a slash; an @ behind one may also be a revision, or stand in a file's name.
+    if at and ("/" not in user or re.match(r"[^/@]*:(?!\d+/)", user)):
+        rest = host
+    return f"{scheme}://{rest}"
+
+
+def scrubbed(message: str, url: str = "") -> str:
+    """A library's message without the credentials in `url` or in this process's environment.
+
+    Whatever stands before an @ or behind a ? in a URL of the message goes too.
+    """
+    secrets = [v for n, v in os.environ.items() if _IS_SECRET.search(n) and len(v) >= 8]
+    for part in url.split("::"):
+        query = part.partition("?")[2].partition("#")[0]
+        user = part.partition("://")[2].rpartition("@")[0]
+        words = [query, *(v for _, v in parse_qsl(query)), user, user.partition(":")[2]]
+        secrets += [form for w in words if len(w) > 3 for form in (w, unquote(w), quote(w))]
+    for secret in sorted(set(secrets), key=len, reverse=True):
+        message = message.replace(secret, "***")
+    return _URL.sub(lambda m: without_credentials(m[0]), message)

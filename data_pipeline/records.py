@@ -1,6 +1,6 @@
-"""Rows of files and datasets, each with the place it stands at; what is no row is an error.
+"""Rows of files and datasets, each with the place it stands at; what is no row is refused.
 
-    x.jsonl   {"text": "a"}        -> ("x.jsonl:1", {"text": "a"})
+    x.jsonl   {"text": "a"}        -> ("x.jsonl:1", {"text": "a"})       json_rows.py
     x.csv     id,text / 7,"a, b"   -> ("x.csv:2", {"id": "7", "text": "a, b"})
     x.parquet                      -> ("x.parquet, row 1", {"text": "a"})
 
@@ -9,139 +9,172 @@ Places are file and line where a file has lines, else file and row. Blank lines 
 
 import csv
 import itertools
-import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from data_pipeline.file_kinds import Source
-from data_pipeline.text_lines import lines
+from data_pipeline.decoded_text import DecodedText
+from data_pipeline.file_kinds import Source, scrubbed
+from data_pipeline.json_rows import Record, json_file, json_lines
+from data_pipeline.text_lines import (
+    MAX_CHARACTERS,
+    Line,
+    WrongBytes,
+    lines_of,
+    text_encoding,
+    too_long,
+)
+from data_pipeline.unusable import Refuse, Unusable
 
-Record = tuple[str, Mapping[str, Any]]
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 def file_records(
-    chunks: Iterator[bytes], source: Source, encoding: str, skipped: Counter[str]
+    chunks: Iterator[bytes], source: Source, encoding: str, skipped: Counter[str], refuse: Refuse
 ) -> Iterator[Record]:
-    """The rows of a .jsonl, .json, .csv or .tsv file whose content comes in chunks."""
-    numbered = lines(
+    """The rows of a .jsonl, .json, .csv or .tsv file whose content comes in chunks.
+
+    refuse: is told of each row that cannot be used. Raises Unusable where what follows cannot
+    either.
+    """
+    text = DecodedText(
         chunks,
         source.name,
-        encoding,
-        only_newline=True,
+        text_encoding(encoding),
+        newlines="kept",
         first_line=source.first_line,
         first_byte=source.first_byte,
     )
-    if source.kind in _DELIMITERS:
-        return _delimited(numbered, source.name, _DELIMITERS[source.kind], skipped)
     if source.kind == "json":
-        return _json(numbered, source.name, skipped)
-    return _json_lines(numbered, source.name, skipped)
-
-
-def _json_lines(
-    numbered: Iterator[tuple[int, str]], name: str, skipped: Counter[str]
-) -> Iterator[Record]:
-    for number, line in numbered:
-        if not line.strip():
-            skipped["blank"] += 1
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{name}:{number}: broken JSON ({error}). Correct or remove the line."
-            ) from error
-        yield _object(row, f"{name}:{number}")
-
-
-def _json(
-    numbered: Iterator[tuple[int, str]], name: str, skipped: Counter[str]
-) -> Iterator[Record]:
-    """Objects in one array, which is read whole, or one a line."""
-    front = []
-    for number, line in numbered:
-        front.append((number, line))
-        if line.strip():
-            break
-    numbered = itertools.chain(front, numbered)
-    if not front or not front[-1][1].lstrip().startswith("["):
-        yield from _json_lines(numbered, name, skipped)
-        return
-    try:
-        rows = json.loads("\n".join(line for _, line in numbered))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{name}:{error.lineno}: broken JSON ({error}). Correct the file."
-        ) from error
-    except RecursionError as error:
-        raise ValueError(f"{name}: broken JSON ({error}). Correct the file.") from error
-    for number, row in enumerate(rows, start=1):
-        yield _object(row, f"{name}, row {number}")
-
-
-def _object(row: Any, where: str) -> Record:
-    if not isinstance(row, dict):
-        raise ValueError(
-            f"{where}: each row must be an object as {{'text': ...}}, got {type(row).__name__}."
-        )
-    return where, row
+        return json_file(text, skipped, refuse)
+    numbered = lines_of(text, text, source.first_line)
+    if source.kind in _DELIMITERS:
+        return _delimited(numbered, source.name, _DELIMITERS[source.kind], skipped, refuse)
+    return json_lines(numbered, source.name, skipped, refuse)
 
 
 def _delimited(
-    numbered: Iterator[tuple[int, str]], name: str, delimiter: str, skipped: Counter[str]
+    numbered: Iterator[Line], name: str, delimiter: str, skipped: Counter[str], refuse: Refuse
 ) -> Iterator[Record]:
     """Rows below a first one that names the fields; quotes may hold delimiters and newlines."""
-    csv.field_size_limit(sys.maxsize)  # a document may be long; the limit is the process's
-    reader = csv.reader((f"{line}\n" for _, line in numbered), delimiter=delimiter, strict=True)
+    csv.field_size_limit(sys.maxsize)  # the process's; rows have a limit of their own
+    rows = _Rows(numbered, name, delimiter)
     names: list[str] | None = None
-    while True:
-        where = f"{name}:{reader.line_num + 1}"
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise ValueError(
-                f"{where}: broken row ({error}). Fields are parted by {delimiter!r}; one that "
-                'begins with " ends with one, and doubles those inside.'
-            ) from error
-        if not row:
+    for where, row in rows:
+        if isinstance(row, Unusable):
+            if names is None:
+                raise row
+            refuse(row)
+        elif not row:
             skipped["blank"] += 1
         elif names is None:
             names = row
             if len(set(names)) < len(names):
-                raise ValueError(f"{where}: two fields have one name: {', '.join(names)}.")
+                shown = ", ".join(names)[:200]
+                raise Unusable("broken_row", where, f"two fields have one name: {shown}.")
         elif len(row) != len(names):
-            raise ValueError(
-                f"{where}: {len(row)} fields, the first row names {len(names)}. Correct the row."
-            )
+            detail = f"{len(row)} fields, the first row names {len(names)}. Correct the row."
+            refuse(Unusable("field_count", where, detail))
         else:
             yield where, dict(zip(names, row, strict=True))
 
 
-def parquet_records(raw: BinaryIO, name: str, wanted: list[str]) -> Iterator[Record]:
-    """Rows of a Parquet file, the wanted columns alone where all are there."""
+class _Rows:
+    """(place, fields or what is wrong) of each row.
+
+    Of a broken one its first line is given up, and those behind are read again: quotes that are
+    never closed do not swallow the rest of the file.
+    """
+
+    def __init__(self, numbered: Iterator[Line], name: str, delimiter: str) -> None:
+        self._numbered, self._name, self._delimiter = numbered, name, delimiter
+        self._again: list[Line] = []  # in reverse
+        self._of_row: list[Line] = []
+
+    def __iter__(self) -> Iterator[tuple[str, list[str] | Unusable]]:
+        while (first := self._line()) is not None:
+            where = f"{self._name}:{first[0]}"
+            self._of_row = []
+            reader = csv.reader(self._feed(first), delimiter=self._delimiter, strict=True)
+            try:
+                row: list[str] | Unusable = next(reader)
+            except csv.Error as error:
+                row = self._broken(where, str(error))
+                self._again += reversed(self._of_row[1:])
+            except Unusable as error:
+                row = error
+                used = -1 if isinstance(self._of_row[-1][1], Unusable) else None
+                self._again += reversed(self._of_row[1:used])
+            wrong = (line for _, line in self._of_row if isinstance(line, WrongBytes))
+            yield where, next(wrong, row)
+
+    def _line(self) -> Line | None:
+        return self._again.pop() if self._again else next(self._numbered, None)
+
+    def _feed(self, line: Line | None) -> Iterator[str]:
+        """The lines of a row, as many as the reader asks for."""
+        characters = 0
+        while line is not None:
+            self._of_row.append(line)
+            content = line[1].text if isinstance(line[1], WrongBytes) else line[1]
+            if isinstance(content, Unusable):
+                raise content
+            characters += len(content) + 1
+            if characters > MAX_CHARACTERS + 1:
+                raise too_long(f"{self._name}:{self._of_row[0][0]}", "a row")
+            yield f"{content}\n"
+            line = self._line()
+
+    def _broken(self, where: str, reason: str) -> Unusable:
+        return Unusable(
+            "broken_row",
+            where,
+            f"broken row ({reason}). Fields are parted by {self._delimiter!r}; one that "
+            'begins with " ends with one, and doubles those inside.',
+        )
+
+
+def parquet_records(
+    raw: BinaryIO, name: str, wanted: list[str], refuse: Refuse
+) -> Iterator[Record]:
+    """Rows of a Parquet file, the wanted columns alone where all are there.
+
+    Columns are read as dictionaries and rows made one by one: a text that a small file repeats a
+    million times is held once. Raises Unusable where the file cannot be read on.
+    """
     import pyarrow
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(raw)
-        present = file.schema_arrow.names
+        schema = pyarrow.parquet.ParquetFile(raw).schema_arrow
+        raw.seek(0)
+        present = schema.names
         # Columns that are missing are reported by the first row, in the words JSON Lines gets.
         chosen = [c for c in wanted if c in present] or present[:1]
+        flat = [c for c in chosen if not pyarrow.types.is_nested(schema.field(c).type)]
+        file = pyarrow.parquet.ParquetFile(raw, read_dictionary=flat)
+        has_all = set(wanted) <= set(present)
         row_number = 0
         for batch in file.iter_batches(columns=chosen, batch_size=1024):
-            for row in batch.to_pylist():
+            columns = {n: batch.column(n) for n in batch.schema.names}
+            for i in range(batch.num_rows):
                 row_number += 1
-                if not set(wanted) <= set(row):
-                    row = dict.fromkeys(present)
-                yield f"{name}, row {row_number}", row
-    except pyarrow.ArrowException as error:
+                where = f"{name}, row {row_number}"
+                if not has_all:
+                    yield where, dict.fromkeys(present)
+                    continue
+                try:
+                    row = {n: column[i].as_py() for n, column in columns.items()}
+                except UnicodeDecodeError as error:
+                    refuse(Unusable("wrong_encoding", where, f"not valid utf-8 ({error.reason})."))
+                    continue
+                yield where, row
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of what stands on it
         reason = " ".join(str(error).split())
-        raise ValueError(f"{name} is no readable Parquet file ({reason}).") from error
+        raise Unusable("broken_parquet", name, f"no readable Parquet file ({reason}).") from error
 
 
 def dataset_records(source: Source) -> Iterator[Record]:
@@ -161,7 +194,8 @@ def dataset_records(source: Source) -> Iterator[Record]:
                 return
             yield f"{source.name}, row {number}", row
     except Exception as error:  # of nearly every class, for names, networks, files and decoders
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        told = scrubbed(" ".join(str(error).split()), source.location)[:200]
+        reason = told or type(error).__name__
         raise ValueError(f"datasets cannot {doing} {source.name}: {reason}") from error
 
 

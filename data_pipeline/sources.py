@@ -10,7 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_pipeline.file_kinds import KNOWN, Source, file_source, how_to_read, kind_of
+from data_pipeline.file_kinds import (
+    KNOWN,
+    Source,
+    file_source,
+    how_to_read,
+    kind_of,
+    without_credentials,
+)
 from data_pipeline.patterns import expand
 from data_pipeline.remote import remote_sources
 
@@ -27,7 +34,8 @@ def find_sources(inputs: list[str], skipped: Counter[str]) -> list[Source]:
             raise ValueError("--input is empty (an unset shell variable?). Name a file or folder.")
         found = list(remote_sources(given, skipped) if "://" in given else _local(given, skipped))
         if not found:
-            raise ValueError(f"--input {given} holds no file ending in {KNOWN}.")
+            shown = without_credentials(given)
+            raise ValueError(f"--input {shown} holds no file ending in {KNOWN}.")
         for source in found:
             if sources.setdefault(_identity(source), source) is not source:
                 skipped["file_named_twice"] += 1
@@ -72,24 +80,33 @@ def _folder(folder: Path, skipped: Counter[str]) -> Iterator[Source]:
     if (folder / "state.json").exists() and (folder / "dataset_info.json").exists():
         yield Source(str(folder), "saved_dataset", str(folder), None, None)
         return
-    for path in _walk(folder, {os.path.realpath(folder)}, skipped):
+    for path in _walk(folder, frozenset(), set(), skipped):
         if kind_of(path.name) is None:
             skipped["unknown_file"] += 1
         else:
             yield _file(path)
 
 
-def _walk(folder: Path, seen: set[str], skipped: Counter[str]) -> Iterator[Path]:
-    """Files below a folder, by name; a link to a folder above it is counted, not entered."""
+def _walk(
+    folder: Path, above: frozenset[str], seen: set[str], skipped: Counter[str]
+) -> Iterator[Path]:
+    """Files below a folder, by name. A folder is entered once, by whatever links it is reached.
+
+    above: the folders around this one, as real paths; seen: all that were entered.
+    """
+    real = os.path.realpath(folder)
+    if real in above:
+        skipped["folder_link_loop"] += 1
+        return
+    if real in seen:
+        skipped["folder_named_twice"] += 1
+        return
+    seen.add(real)
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
         if path.name.startswith("."):
             skipped["hidden_file"] += 1
         elif path.is_dir():
-            real = os.path.realpath(path)
-            if real in seen:
-                skipped["folder_link_loop"] += 1
-            else:
-                yield from _walk(path, seen | {real}, skipped)
+            yield from _walk(path, above | {real}, seen, skipped)
         elif path.is_file():
             yield path
         else:

@@ -1,37 +1,44 @@
-"""Lines of text out of bytes: decoded as they stream, every error with its file, line and byte.
+"""Lines of text out of bytes, each whole or with what is wrong with it; none grows without end.
 
-A byte order mark is removed, and one of UTF-16 or UTF-32 decides the encoding. Without one
-they would pass for UTF-8 full of NULs, so that a file of many NULs is refused. Lines end at \\n,
-\\r\\n and \\r only: U+2028, U+0085 and their like stay inside the text.
+    lines(iter([b"a\r\nb\xff\nc"]), "x.txt", "utf-8")
+    # (1, "a"), (2, Unusable: x.txt, line 2, byte 4: not valid utf-8 ...), (3, "c")
+
+Lines end at \\n, \\r\\n and \\r only: U+2028, U+0085 and their like stay inside the text.
 """
 
 import codecs
-import io
-import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-_LINE_END = re.compile(r"\r\n?|\n")
-_LOOKED_AT_BYTES = 4096  # of a file, to tell what it is
-_CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
-_MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with the other's
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+from data_pipeline.decoded_text import NAME_IT, WRONG_BYTE, DecodedText
+from data_pipeline.unusable import Refuse, Unusable
+
+
+class WrongBytes(Unusable):
+    """A line that is not of the encoding. text: the line, with lone surrogates for wrong bytes."""
+
+    def __init__(self, where: str, detail: str, text: str) -> None:
+        super().__init__("wrong_encoding", where, detail)
+        self.text = text
+
+
+Line = tuple[int, str | Unusable]
+MAX_CHARACTERS = 1 << 26  # of one line or document: a file that unpacks without end is bounded
+# Python's own notations, not of files, and some that let half a character pass.
+_NOT_OF_FILES = {"unicode-escape", "raw-unicode-escape", "undefined", "idna", "punycode", "utf-7"}
 
 
 def text_encoding(name: str) -> str:
     """The normal name of an encoding. Raises ValueError if there is none of that name."""
     try:
-        found = codecs.lookup(name)
-        "".encode(found.name)
-        return found.name
+        found = codecs.lookup(name).name
+        if found in _NOT_OF_FILES:
+            raise LookupError
+        "".encode(found)
     except LookupError as error:
         raise ValueError(
             f"--encoding {name} is unknown. Known are utf-8, latin-1, gb18030."
         ) from error
+    return found
 
 
 def lines(
@@ -42,113 +49,67 @@ def lines(
     only_newline: bool = False,
     first_line: int = 1,
     first_byte: int = 0,
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[Line]:
     """(line number from 1, text without its line end); a last line without an end counts.
 
-    chunks: the bytes of the file as they come, none empty.
-    only_newline: lines end at \\n alone, as in JSON Lines.
-    first_line, first_byte: where the chunks begin, if that is behind a line end inside the file;
-    what the start of a file tells of its encoding is then not looked for.
-    Raises ValueError naming file, line and byte where the bytes are not of the encoding.
+    In place of its text a line has what is wrong with it: bytes of another encoding, or more than
+    MAX_CHARACTERS. only_newline: lines end at \\n alone, as in JSON Lines. The other arguments, and
+    what is raised: see DecodedText.
     """
-    number, parts = first_line, []
-    for text in _decoded(chunks, name, encoding, only_newline, first_line, first_byte):
-        first, *rest = text.split("\n")
+    newlines = "kept" if only_newline else "any"
+    text = DecodedText(
+        chunks,
+        name,
+        text_encoding(encoding),
+        newlines=newlines,
+        first_line=first_line,
+        first_byte=first_byte,
+    )
+    return lines_of(text, text, first_line)
+
+
+def lines_of(text: DecodedText, stretches: Iterable[str], number: int) -> Iterator[Line]:
+    """The lines of stretches of `text`, the first of which has this number."""
+    parts, size = [], 0  # of the line at hand; none is kept of one that is too long
+    for stretch in stretches:
+        first, *rest = stretch.split("\n")
         parts.append(first)
+        size += len(first)
         for part in rest:
-            yield number, "".join(parts)
-            number, parts = number + 1, [part]
-    if last := "".join(parts):
-        yield number, last
+            yield number, _judged("".join(parts), size, number, text)
+            number, parts, size = number + 1, [part], len(part)
+        if size > MAX_CHARACTERS:
+            parts = []
+    if size:
+        yield number, _judged("".join(parts), size, number, text)
 
 
-def _decoded(
-    chunks: Iterator[bytes],
-    name: str,
-    encoding: str,
-    only_newline: bool,
-    first_line: int,
-    first_byte: int,
-) -> Iterator[str]:
-    """Stretches of decoded text, line ends translated to \\n unless only \\n ends a line."""
-    start = b""
-    while len(start) < _LOOKED_AT_BYTES and (chunk := next(chunks, b"")):
-        start += chunk
-    chunks = itertools.chain([start] if start else [], chunks)
-    encoding, at_start = text_encoding(encoding), first_byte == 0
-    encoding = _marked_encoding(start, encoding) if at_start else encoding
-    start = start[:_LOOKED_AT_BYTES]
-    if at_start:
-        _refuse_many_nuls(start, name, encoding)
-    strict = codecs.getincrementaldecoder(encoding)("strict")
-    decoder = io.IncrementalNewlineDecoder(strict, translate=not only_newline)
-    line, fed_bytes = first_line, first_byte
-    is_last = False
-    while not is_last:
-        chunk = next(chunks, b"")
-        is_last = not chunk
-        held_back = "\r" * (decoder.getstate()[1] & 1)  # it may be the first half of a line end
-        try:
-            text = decoder.decode(chunk, final=is_last)
-        except UnicodeDecodeError as error:
-            pending_bytes = len(error.object) - len(chunk)
-            good = held_back + error.object[: error.start].decode(encoding, "ignore")
-            line += good.count("\n") if only_newline else len(_LINE_END.findall(good))
-            raise ValueError(
-                f"{name}, line {line}, byte {fed_bytes - pending_bytes + error.start}: not valid "
-                f"{encoding} ({error.reason}). {_remedy(start)}"
-            ) from error
-        except UnicodeError as error:  # of utf-16 and utf-32, which take the order from the mark
-            raise ValueError(
-                f"{name}, line 1, byte 0: no byte order mark, which --encoding {encoding} needs. "
-                f"Name the order, as --encoding {encoding}-le."
-            ) from error
-        fed_bytes += len(chunk)
-        line += text.count("\n")
-        yield text.removeprefix("\ufeff") if at_start else text
-        at_start = at_start and not text
+def usable(numbered: Iterable[Line], refuse: Refuse) -> Iterator[tuple[int, str]]:
+    """The lines that have a text, the others are handed to `refuse`."""
+    for number, line in numbered:
+        if isinstance(line, Unusable):
+            refuse(line)
+        else:
+            yield number, line
 
 
-def _marked_encoding(start: bytes, encoding: str) -> str:
-    """The encoding a byte order mark names, else the one asked for."""
-    if encoding != "utf-8":
-        return encoding
-    return next((marked for mark, marked in _MARKS if start.startswith(mark)), encoding)
-
-
-def _refuse_many_nuls(start: bytes, name: str, encoding: str) -> None:
-    """Raise ValueError where more than a quarter of a file's first bytes are NUL."""
-    num_nuls = start.count(0)
-    if encoding.startswith(("utf-16", "utf-32")) or 4 * num_nuls <= len(start) or len(start) % 2:
-        return
-    nuls = [start[place::4].count(0) for place in range(4)]
-    full = len(start) // 4
-    likely = ""
-    if min(nuls[2:]) >= full > 2 * nuls[0]:
-        likely = "utf-32-le"
-    elif min(nuls[:2]) >= full > 2 * nuls[3]:
-        likely = "utf-32-be"
-    elif nuls[1] + nuls[3] > 4 * (nuls[0] + nuls[2]):
-        likely = "utf-16-le"
-    elif nuls[0] + nuls[2] > 4 * (nuls[1] + nuls[3]):
-        likely = "utf-16-be"
-    if likely:
-        raise ValueError(
-            f"{name} looks like {likely[:6].upper()} without a byte order mark: {num_nuls} of its "
-            f"first {len(start)} bytes are NUL. Name its encoding: --encoding {likely}."
-        )
-    raise ValueError(
-        f"{name} does not look like text: {num_nuls} of its first {len(start)} bytes are NUL. "
-        "Leave it out, or convert it."
+def too_long(where: str, what: str) -> Unusable:
+    """The error for a line or document of more than MAX_CHARACTERS."""
+    return Unusable(
+        "too_long",
+        where,
+        f"{what} of more than {MAX_CHARACTERS:,} characters, the most that is read as one. "
+        "Divide it, or leave it out.",
     )
 
 
-def _remedy(start: bytes) -> str:
-    """What to do about a file that begins so and is not of its encoding."""
-    controls = len(start) - len(start.translate(None, _CONTROLS))
-    if 50 * controls > len(start):
-        return (
-            f"It does not look like text: {controls} of its first {len(start)} bytes are control "
-            "characters. Leave it out, or convert it."
-        )
-    return "Name the encoding the file was written in, as --encoding latin-1."
+def _judged(line: str, size: int, number: int, text: DecodedText) -> str | Unusable:
+    if size > MAX_CHARACTERS:
+        return too_long(f"{text.name}:{number}", "a line")
+    if text.problem is None or not (wrong := WRONG_BYTE.search(line)):
+        return line
+    if number == text.problem_line:
+        return WrongBytes(text.problem.where, text.problem.detail, line)
+    byte = len(line[: wrong.start()].encode(text.encoding, "surrogateescape"))
+    detail = f"byte {byte} of the line is not valid {text.encoding}."
+    return WrongBytes(f"{text.name}, line {number}", f"{detail} {NAME_IT}", line)

@@ -46,20 +46,20 @@ def test_all_members_of_a_file_are_read(monkeypatch, compression, chunk_bytes):
 def test_a_file_cut_off_anywhere_is_an_error(compression):
     whole = COMPRESS[compression](CONTENT)
     for length in {0, 1, 5, len(whole) // 2, len(whole) - 9, len(whole) - 1}:
-        with pytest.raises(ValueError, match=rf"x is no whole \.{compression} file"):
+        with pytest.raises(ValueError, match=rf"x: no whole \.{compression} file"):
             read(whole[:length], compression)
 
 
 @each_compression
 @pytest.mark.parametrize("behind", [b"abc", b"\0\0\0\0abc", b"a plain text\n" * 100])
 def test_anything_behind_the_last_member_is_an_error(compression, behind):
-    with pytest.raises(ValueError, match="is no whole"):
+    with pytest.raises(ValueError, match="x: no whole"):
         read(COMPRESS[compression](CONTENT) + behind, compression)
 
 
 @each_compression
 def test_plain_text_with_such_an_ending_is_an_error(compression):
-    with pytest.raises(ValueError, match="is no whole"):
+    with pytest.raises(ValueError, match="x: no whole"):
         read(b"the river rose\n" * 50, compression)
 
 

@@ -157,7 +157,7 @@ def test_a_wrong_parquet_row_is_an_error_with_its_number(tmp_path, columns, says
 def test_a_cut_off_parquet_file_is_an_error_with_its_name(tmp_path):
     path = _parquet(tmp_path / "x.parquet", {"text": ["a" * 1000, "b"]})
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"x\.parquet is no readable Parquet file"):
+    with pytest.raises(ValueError, match=r"x\.parquet: no readable Parquet file"):
         read(path)
 
 
@@ -272,7 +272,7 @@ def test_compressed_files_are_read_like_plain_ones(tmp_path, kind):
     assert tally.size_bytes == path.stat().st_size
     assert tally.xxh3 == xxhash.xxh3_128_hexdigest(path.read_bytes())
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=rf"x\.{kind}\.gz is no whole \.gz file"):
+    with pytest.raises(ValueError, match=rf"x\.{kind}\.gz: no whole \.gz file"):
         read(path)
     path.write_bytes(gzip.compress(b""))
     assert read(path, tally) == [] and tally.skipped["empty_file"] == 1

@@ -8,14 +8,17 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import byte_stream
+from data_pipeline import byte_stream, text_lines
 from data_pipeline.byte_stream import CountedStream
-from data_pipeline.text_lines import lines, text_encoding
+from data_pipeline.text_lines import lines, text_encoding, usable
+from data_pipeline.unusable import Refuse, Unusable, stop
 
 
-def read(content: bytes, encoding: str = "utf-8", **options) -> list[tuple[int, str]]:
+def read(
+    content: bytes, encoding: str = "utf-8", refuse: Refuse = stop, **options
+) -> list[tuple[int, str]]:
     stream = CountedStream(io.BytesIO(content), lambda n: None)
-    return list(lines(stream.chunks(), "x.txt", encoding, **options))
+    return list(usable(lines(stream.chunks(), "x.txt", encoding, **options), refuse))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_wide_characters_without_a_mark_are_not_utf_8(encoding, chunk_bytes, mon
     monkeypatch.setattr(byte_stream, "CHUNK_BYTES", chunk_bytes)
     text = "the river\nd\u00e9j\u00e0 vu\n"
     for content in (text, text * 1000):
-        says = rf"x\.txt looks like {encoding[:6].upper()} without .*: --encoding {encoding}\.$"
+        says = rf"x\.txt: looks like {encoding[:6].upper()} without .*: --encoding {encoding}\.$"
         with pytest.raises(ValueError, match=says):
             read(content.encode(encoding))
         with pytest.raises(ValueError, match=says):
@@ -135,3 +138,62 @@ def test_passing_bytes_are_counted_and_hashed():
     assert list(lines(stream.chunks(), "x", "utf-8")) == [(1, "abc")]
     assert (stream.size_bytes, sum(told)) == (4, 4)
     assert stream.xxh3 == xxhash.xxh3_128_hexdigest(b"abc\n")
+
+
+def read_on(content: bytes, encoding: str = "utf-8", **options):
+    """The lines that can be used, and what was said of the others."""
+    refused: list[Unusable] = []
+    return read(content, encoding, refused.append, **options), [str(r) for r in refused]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 1 << 20])
+def test_lines_of_wrong_bytes_are_left_out_and_all_others_read(chunk_bytes, monkeypatch):
+    monkeypatch.setattr(byte_stream, "CHUNK_BYTES", chunk_bytes)
+    content = b"one\r\ncaf\xe9\xff two\r\n\xc3\xa9t\xc3\xa9\rx \xe2\x82\n\xf0\x9f\x98\x80\nend\xc3"
+    kept, refused = read_on(content)
+    assert kept == [(1, "one"), (3, "\u00e9t\u00e9"), (5, "\U0001f600")]
+    assert [r.split(":")[0] for r in refused] == [
+        "x.txt, line 2, byte 8",
+        "x.txt, line 4",
+        "x.txt, line 6",
+    ]
+    assert "byte 2 of the line is not valid utf-8" in refused[1]
+
+
+def test_a_file_of_another_encoding_is_read_in_linear_time():
+    content = b"caf\xe9 au lait\n" * 200_000 + b"tea\n"
+    kept, refused = read_on(content)
+    assert kept == [(200_001, "tea")] and len(refused) == 200_000
+
+
+@pytest.mark.parametrize("encoding", ["gb18030", "shift_jis", "euc_kr", "cp1252"])
+def test_wrong_bytes_of_other_encodings_cost_their_line_alone(encoding):
+    good = {"gb18030": "\u4f60", "shift_jis": "\u3042", "euc_kr": "\uac00", "cp1252": "\u20ac"}
+    line = good[encoding].encode(encoding)
+    wrong = {"cp1252": b"a\x81b"}.get(encoding, b"a\xff\xffb")
+    kept, refused = read_on(line + b"\n" + wrong + b"\n" + line + b"\n", encoding)
+    assert kept == [(1, good[encoding]), (3, good[encoding])] and len(refused) == 1
+
+
+def test_nothing_is_read_behind_wrong_bytes_of_a_wide_encoding():
+    content = "the river\n".encode("utf-16") + b"\x00\xdc\x00\xdc" + "rose\n".encode("utf-16-le")
+    with pytest.raises(Unusable, match=r"^x\.txt, line 2, byte 22: not valid utf-16"):
+        read(content, refuse=lambda error: None)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4, 1 << 20])
+def test_a_line_over_the_limit_is_refused_and_never_held(chunk_bytes, monkeypatch):
+    monkeypatch.setattr(byte_stream, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(text_lines, "MAX_CHARACTERS", 10)
+    kept, refused = read_on(b"0123456789\n0123456789a\nb\n" + b"c" * 99)
+    assert kept == [(1, "0123456789"), (3, "b")]
+    assert [r.split(", the most")[0] for r in refused] == [
+        "x.txt:2: a line of more than 10 characters",
+        "x.txt:4: a line of more than 10 characters",
+    ]
+
+
+@pytest.mark.parametrize("name", ["unicode_escape", "utf-7", "undefined", "idna"])
+def test_notations_of_python_are_no_encodings_of_files(name):
+    with pytest.raises(ValueError, match=f"--encoding {name} is unknown"):
+        text_encoding(name)
