@@ -1,6 +1,7 @@
 """python -m data_pipeline prepare | train-tokenizer | inspect | verify | stats."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from data_pipeline.documents import ReadSettings
 def main(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code: 0, 1 for damage found, 2 for a user's mistake."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(format="data_pipeline: %(message)s")
+    logging.getLogger("data_pipeline").setLevel(logging.INFO)
     options = arguments[arguments.command]
     try:
         return _RUN[arguments.command](options)
@@ -28,7 +31,10 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
     except KeyboardInterrupt:
-        sys.stderr.write("data_pipeline: interrupted, nothing was finished.\n")
+        left = "nothing was finished."
+        if arguments.command == "prepare":
+            left = "finished slices are kept: the same command goes on behind them."
+        sys.stderr.write(f"data_pipeline: interrupted, {left}\n")
         return 130
 
 
@@ -49,6 +55,11 @@ def _prepare(options: Namespace) -> int:
         validation=options.validation,
         shard_tokens=options.shard_tokens,
         mix=options.mix,
+        dedup=options.dedup,
+        on_error=options.on_error,
+        max_skipped=options.max_skipped,
+        workers=options.workers,
+        slice_bytes=options.slice_bytes,
         aliases=parse_aliases(options.alias),
         source=options.source,
         licence=options.licence,

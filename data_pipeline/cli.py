@@ -71,6 +71,11 @@ def _prepare(parser: ArgumentParser) -> None:
     option("--alias", type=str, action="append", default=[], metavar="NAME=NAME", help=_ALIAS)
     option("--shard-tokens", type=int, default=None, metavar="N", help=_SHARD_TOKENS)
     option("--mix", type=int, default=1, metavar="N", help=_MIX)
+    option("--dedup", choices=["none", "exact"], default="none", help=_DEDUP)
+    option("--on-error", choices=["stop", "skip"], default="stop", help=_ON_ERROR)
+    option("--max-skipped", type=int, default=1000, metavar="N", help=_MAX_SKIPPED)
+    option("--workers", type=int, default=None, metavar="N", help=_WORKERS)
+    option("--slice-bytes", type=int, default=64 << 20, metavar="N", help=_SLICE_BYTES)
     option(
         "--source", type=str, default=None, help="where the text comes from, kept in the manifest"
     )
@@ -168,6 +173,11 @@ _VALIDATION = "share of the documents kept for validation, chosen by the hash of
 _ALIAS = "two specials with one id, as pad=eos; may be repeated"
 _SHARD_TOKENS = "tokens after which a shard is closed (default: token files of 256 MiB)"
 _MIX = "write N shards side by side, documents dealt to them by the hash of their text"
+_DEDUP = "exact: leave out documents whose text and prompt an earlier one has"
+_ON_ERROR = "lines, rows and files that cannot be used: an error, or left out and counted"
+_MAX_SKIPPED = "with --on-error skip: the most that may be left out"
+_WORKERS = "processes at work (default: one for each CPU)"
+_SLICE_BYTES = "input that is one piece of work, kept once finished (default: 64 MiB)"
 _COVERAGE = "share of the characters that get a piece, the others become bytes"
 _DOCUMENT = "what one document of a .txt file is"
 _KIND = "blank everything this way (default: as --blanks says)"

@@ -1,54 +1,99 @@
-"""A folder that is complete or not there: written beside its place, then renamed into it.
+"""A folder that is complete or not there, and the work on it, which outlives a kill.
 
-    with OutputFolder("shards") as partial:     # .shards.partial/, locked
-        ...                                     # write into `partial`
+.shards.partial/.lock        held by whoever works on it
+.shards.partial/slices/      finished slices: kept, whatever ends the run
+.shards.partial/shards/      the folder as it is written; renamed to shards/ when complete
 
-Behind these lines shards/ exists; after an exception or a kill it does not.
+with OutputFolder("shards") as work:
+    ...                      # write into work.slices, then work.begin() and work.complete()
 """
 
 import fcntl
+import logging
 import os
 import shutil
 from pathlib import Path
-from types import TracebackType
 
 _LOCK_FILE = ".lock"
+_log = logging.getLogger(__name__)
 
 
 class OutputFolder:
-    """Raises ValueError if the place is taken, or another process is writing it."""
+    """The work on one folder.
 
-    def __init__(self, final: str | Path) -> None:
+    is_shared: several processes add slices, none completes it (tasks of a job array).
+    Raises ValueError if the place is taken, or if another process works on it.
+    """
+
+    def __init__(self, final: str | Path, *, is_shared: bool = False) -> None:
         self.final = Path(os.path.abspath(final))  # so that "." has a name
         self.partial = self.final.with_name(f".{self.final.name}.partial")
+        self.slices = self.partial / "slices"
+        self._shards = self.partial / "shards"
+        self._is_shared = is_shared
+        self._is_complete = False
 
-    def __enter__(self) -> Path:
+    def __enter__(self) -> "OutputFolder":
         check_free(self.final)
         self.partial.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.partial, self.final)
-        check_free(self.final)
-        # What an interrupted run left is of no use: it holds no manifest. Start over.
-        for entry in self.partial.iterdir():
-            if entry.name != _LOCK_FILE:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        return self.partial
+        self._lock = _locked(self.partial, self.final, self._is_shared)
+        if self.final.exists() and any(self.final.iterdir()):
+            self._leave()
+            raise ValueError(
+                f"another process has just written --output {self.final}. Choose another name."
+            )
+        if not self._is_shared:
+            self._clear()
+        self.slices.mkdir(exist_ok=True)
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                _sync_folders(self.partial)
-                os.rename(self.partial, self.final)
-                (self.final / _LOCK_FILE).unlink()
-                _sync(self.final.parent)
-            else:
-                shutil.rmtree(self.partial)
-        finally:
+    def __exit__(self, *error: object) -> None:
+        has_slices = any(self.slices.glob("*.json"))
+        if not self._is_shared and (self._is_complete or not has_slices):
+            self._leave()
+        else:
             os.close(self._lock)
+
+    def begin(self) -> Path:
+        """An empty folder, which `complete` puts in place."""
+        return self.scratch(self._shards.name)
+
+    def scratch(self, name: str) -> Path:
+        """An empty folder of this name inside the work."""
+        folder = self.partial / name
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        return folder
+
+    def complete(self) -> None:
+        """Put what `begin` gave in place, safe against a loss of power."""
+        _sync_folders(self._shards)
+        os.rename(self._shards, self.final)
+        _sync(self.final.parent)
+        self._is_complete = True
+
+    def _leave(self) -> None:
+        # Another process may put a lock file of its own there at this moment: it is refused.
+        shutil.rmtree(self.partial, ignore_errors=True)
+        os.close(self._lock)
+
+    def _clear(self) -> None:
+        """Remove what an interrupted run has left, but for finished slices."""
+        for entry in self.partial.iterdir():
+            if entry.name not in (_LOCK_FILE, self.slices.name):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for entry in self.slices.glob(".*"):
+            entry.unlink()
+
+
+def remove_leftovers(final: str | Path) -> None:
+    """Remove the work on a complete folder, which a kill right after its completion leaves."""
+    partial = OutputFolder(final).partial
+    if partial.exists():
+        lock = _locked(partial, Path(final), is_shared=False)
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
 
 
 def check_named(option: str, path: str) -> None:
@@ -70,20 +115,34 @@ def check_free(folder: Path) -> None:
         )
 
 
-def _locked(partial: Path, final: Path) -> int:
+def _locked(partial: Path, final: Path, is_shared: bool) -> int:
     """An open, locked file inside `partial`; the lock ends with this process."""
     path = partial / _LOCK_FILE
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError as error:  # another process has just removed the folder
+        raise _busy(final) from error
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if os.fstat(lock).st_ino != path.stat().st_ino:
             raise FileNotFoundError  # another process finished between our two calls
-    except OSError as error:
+    except (BlockingIOError, FileNotFoundError) as error:
         os.close(lock)
-        raise ValueError(
-            f"another process is writing --output {final}. Wait for it, or choose another name."
-        ) from error
+        raise _busy(final) from error
+    except OSError as error:
+        _log.warning(
+            "the file system of --output %s has no locks (%s): a second process that writes it "
+            "would not be noticed.",
+            final,
+            error.strerror,
+        )
     return lock
+
+
+def _busy(final: Path) -> ValueError:
+    return ValueError(
+        f"another process is writing --output {final}. Wait for it, or choose another name."
+    )
 
 
 def _sync_folders(folder: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from data_pipeline import ragged
 from data_pipeline.hashing import mix
@@ -25,7 +26,10 @@ _MAX_DOCUMENTS = 4_000_000  # bounds the index in memory where documents are tin
 
 
 class ShardWriter:
-    """The shards of one split inside `folder`, numbered from 00000 as they are begun."""
+    """The shards of one split inside `folder`, numbered from 00000 by their first documents.
+
+    Nothing depends on how the documents are divided between calls of `add`.
+    """
 
     def __init__(
         self, folder: Path, split: str, dtype: str, shard_tokens: int, series: int = 1
@@ -34,32 +38,47 @@ class ShardWriter:
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._shard_tokens = shard_tokens
         self._open: list[_OpenShard | None] = [None] * series
-        self._num_begun = 0
-        self._entries: dict[int, ShardEntry] = {}
+        self._num_begun = self._num_documents = 0
+        self._entries: dict[int, ShardEntry] = {}  # by the number of the first document
         (folder / split).mkdir(parents=True)
 
     def add(self, documents: StoredDocuments) -> None:
         """Append documents, those of each series in their order."""
         num_series = len(self._open)
+        numbers_N = np.arange(self._num_documents, self._num_documents + len(documents))
+        self._num_documents += len(documents)
         if num_series == 1:
-            self._add(0, documents)
+            self._add(0, documents, numbers_N)
             return
         # The high bits decide between train and validation: mixed, all bits tell something new.
         series_N = (mix(documents.text_hash_N) % np.uint64(num_series)).astype(np.int64)
-        ordered = documents.reordered(np.argsort(series_N, kind="stable"))
+        order_N = np.argsort(series_N, kind="stable")
+        ordered, numbers_N = documents.reordered(order_N), numbers_N[order_N]
         bounds = ragged.offsets(np.bincount(series_N, minlength=num_series)).tolist()
         for series, (start, stop) in enumerate(pairwise(bounds)):
-            self._add(series, ordered.part(start, stop))
+            self._add(series, ordered.part(start, stop), numbers_N[start:stop])
 
     def close(self) -> tuple[ShardEntry, ...]:
         """Finish the open shards and give the entries of all, in the order of their numbers."""
         for series in range(len(self._open)):
             self._finish(series)
-        return tuple(self._entries[number] for number in sorted(self._entries))
+        return tuple(
+            self._numbered(number, self._entries[first])
+            for number, first in enumerate(sorted(self._entries))
+        )
 
-    def _add(self, series: int, documents: StoredDocuments) -> None:
+    def _numbered(self, number: int, entry: ShardEntry) -> ShardEntry:
+        """The same shard under the name of its place."""
+        name = f"{self._split}/{number:05d}"
+        renamed = {}
+        for kind, file in (("tokens", entry.tokens_file), ("index", entry.index_file)):
+            renamed[f"{kind}_file"] = replace(file, path=f"{name}.{kind}")
+            (self._folder / file.path).rename(self._folder / f"{name}.{kind}")
+        return replace(entry, **renamed)
+
+    def _add(self, series: int, documents: StoredDocuments, numbers_N: NDArray[np.int64]) -> None:
         while len(documents):
-            shard = self._open[series] or self._begin(series)
+            shard = self._open[series] or self._begin(series, int(numbers_N[0]))
             totals_N = shard.num_tokens + np.cumsum(documents.lengths_N)
             last = int(np.searchsorted(totals_N, self._shard_tokens))  # the one that fills it
             room = min(last + 1, _MAX_DOCUMENTS - shard.num_documents)
@@ -68,25 +87,26 @@ class ShardWriter:
                 return
             shard.append(documents.part(0, room))
             self._finish(series)
-            documents = documents.part(room, len(documents))
+            documents, numbers_N = documents.part(room, len(documents)), numbers_N[room:]
 
-    def _begin(self, series: int) -> "_OpenShard":
-        shard = _OpenShard(self._folder, f"{self._split}/{self._num_begun:05d}", self._dtype)
+    def _begin(self, series: int, first: int) -> "_OpenShard":
+        name = f"{self._split}/begun-{self._num_begun:05d}"
+        shard = _OpenShard(self._folder, name, self._dtype, first)
         self._open[series] = shard
         self._num_begun += 1
         return shard
 
     def _finish(self, series: int) -> None:
         if shard := self._open[series]:
-            self._entries[int(Path(shard.name).name)] = shard.finish()
+            self._entries[shard.first] = shard.finish()
             self._open[series] = None
 
 
 class _OpenShard:
     """One shard that is being written: NAME.tokens grows, NAME.index is written at the end."""
 
-    def __init__(self, folder: Path, name: str, dtype: np.dtype) -> None:
-        self.name = name
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, first: int) -> None:
+        self.name, self.first = name, first
         self.num_documents = self.num_tokens = 0
         self._folder, self._dtype = folder, dtype
         self._file = (folder / f"{name}.tokens").open("xb")

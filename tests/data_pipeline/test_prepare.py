@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.documents import ReadSettings
+from data_pipeline.encode import is_validation
 from data_pipeline.output_folder import OutputFolder
-from data_pipeline.prepare import AlreadyPrepared, PrepareSettings, is_validation, prepare
+from data_pipeline.prepare import AlreadyPrepared, PrepareSettings, prepare
 from data_pipeline.shards import open_shards
 
 
@@ -229,11 +230,13 @@ def test_an_error_leaves_nothing_behind(run, tmp_path):
 
 
 def test_a_second_writer_of_one_output_is_refused(run, tmp_path):
-    with OutputFolder(tmp_path / "shards") as partial:
+    with OutputFolder(tmp_path / "shards") as work:
         with pytest.raises(ValueError, match="another process is writing"):
             run()
-        (partial / "x").write_text("x")
+        (work.begin() / "x").write_text("x")
+        work.complete()
     assert os.listdir(tmp_path / "shards") == ["x"]
+    assert os.listdir(tmp_path) == ["shards"]
 
 
 def test_an_interrupted_run_is_never_taken_for_a_finished_one(run, tmp_path, model_file):
@@ -243,7 +246,7 @@ def test_an_interrupted_run_is_never_taken_for_a_finished_one(run, tmp_path, mod
         "import sys, time\n"
         "from data_pipeline.prepare import PrepareSettings, prepare\n"
         "from data_pipeline.watch import unwatched\n"
-        "import data_pipeline.prepare as room\n"
+        "import data_pipeline.merge as room\n"
         "room.ShardWriter.close = lambda self: (print('there', flush=True), time.sleep(60))\n"
         f"prepare(PrepareSettings(input=[{str(tmp_path / 'in')!r}], "
         f"tokenizer={str(model_file)!r}, output={str(tmp_path / 'shards')!r}))\n"
@@ -270,7 +273,7 @@ def test_an_interrupted_run_is_never_taken_for_a_finished_one(run, tmp_path, mod
 
 
 def test_a_batch_never_changes_the_documents(run, monkeypatch, tmp_path):
-    import data_pipeline.prepare as room
+    import data_pipeline.encode as room
 
     lines = ["the river\n", "a\u2581b", "\n\u00e9\u00e9. in\n\u4f60\u3002 night", "rose"]
     (tmp_path / "x.jsonl").write_text("".join(f"{json.dumps({'text': t})}\n" for t in lines * 9))
