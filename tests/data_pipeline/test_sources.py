@@ -62,6 +62,31 @@ def test_a_link_to_a_folder_above_is_counted_not_followed(tree):
     assert skipped["folder_link_loop"] == 1
 
 
+def test_a_folder_reached_by_two_links_is_read_once(tmp_path):
+    """Twenty folders of two links to the next would be a million times the last one's file."""
+    for n in range(20):
+        (tmp_path / f"d{n:02d}").mkdir()
+        for link in "ab":
+            (tmp_path / f"d{n:02d}" / link).symlink_to(tmp_path / f"d{n + 1:02d}")
+    (tmp_path / "d20").mkdir()
+    (tmp_path / "d20" / "x.txt").write_text("x")
+    skipped: Counter = Counter()
+    (found,) = find_sources([str(tmp_path)], skipped)
+    assert found.name == str(tmp_path / "d00" / "/".join("a" * 20) / "x.txt")
+    assert skipped == {"folder_named_twice": 40}
+
+
+def test_links_that_lead_nowhere_are_counted(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "self.txt").symlink_to("self.txt")
+    (tmp_path / "gone.txt").symlink_to("absent.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    skipped: Counter = Counter()
+    assert len(find_sources([str(tmp_path)], skipped)) == 1 and skipped == {"unknown_file": 3}
+    with pytest.raises(ValueError, match=r"pipe\.txt is neither a file nor a folder"):
+        names(tmp_path / "pipe.txt")
+
+
 @pytest.mark.parametrize("pattern", ["**/*.txt", "**/**/a.txt", "**", "a/../*/**/*"])
 def test_a_pattern_follows_no_link_to_a_folder_above(tree, pattern):
     (tree / "a" / "up").symlink_to("..")
