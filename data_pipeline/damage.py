@@ -5,10 +5,14 @@ memory than there is nor is trained on in silence. What they cannot see (an id c
 id) is found by checksums: verify.py.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from data_pipeline.byte_stream import size_and_hash
+from data_pipeline.manifest import FileEntry
 
 
 def damaged(path: Path, reason: str) -> ValueError:
@@ -17,6 +21,30 @@ def damaged(path: Path, reason: str) -> ValueError:
         f"{path} is damaged: {reason}. All damage is named by: "
         f"python -m data_pipeline verify {path.parent.parent}"
     )
+
+
+def size_problem(folder: Path, file: FileEntry) -> str | None:
+    """What is wrong with the size of a file, or None."""
+    path = folder / file.path
+    if not path.is_file():
+        return f"{path} is missing"
+    size_bytes = path.stat().st_size
+    if size_bytes != file.size_bytes:
+        return f"{path} has {size_bytes} bytes, not {file.size_bytes}"
+    return None
+
+
+def file_problem(
+    folder: Path, file: FileEntry, on_bytes: Callable[[int], object] = lambda _: None
+) -> str | None:
+    """What is wrong with the size or the checksum of a file, or None."""
+    if problem := size_problem(folder, file):
+        return problem
+    with (folder / file.path).open("rb") as raw:
+        _, xxh3 = size_and_hash(raw, on_bytes)
+    if xxh3 != file.xxh3:
+        return f"{folder / file.path} has the checksum {xxh3}, not {file.xxh3}"
+    return None
 
 
 def refuse(is_wrong: NDArray[np.bool_], number: NDArray[np.int64], path: Path, reason: str) -> None:

@@ -111,14 +111,14 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 def read_manifest(folder: str | Path) -> Manifest:
     """Read and check manifest.json. Raises ValueError saying what is wrong with it."""
     path = Path(folder) / MANIFEST_FILE
-    if not path.exists():
+    if not path.is_file():
         raise ValueError(
             f"{folder} holds no {MANIFEST_FILE}, so it is no finished folder of shards. "
             "Make one with: python -m data_pipeline prepare."
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Prepare the data again.") from error
     if not isinstance(content, dict) or "format" not in content:
         raise ValueError(f"{path} is no manifest: it has no field 'format'.")
@@ -143,7 +143,8 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 def _checksum(content: dict[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return xxhash.xxh3_128_hexdigest(canonical.encode("utf-8"))
+    # Half a character, which only damage brings here, counts as another byte.
+    return xxhash.xxh3_128_hexdigest(canonical.encode("utf-8", "surrogatepass"))
 
 
 def _from_json(content: dict[str, Any]) -> Manifest:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.damage import damaged, group_bounds, refuse
+from data_pipeline.damage import damaged, group_bounds, refuse, size_problem
 from data_pipeline.manifest import ShardEntry
 
 INDEX_MAGIC = b"PALINDX1"
@@ -81,7 +81,14 @@ class MappedShard:
 
 
 def map_shard(folder: Path, entry: ShardEntry, dtype: str) -> MappedShard:
-    """Map the two files of a shard. Raises ValueError where the header is not the manifest's."""
+    """Map the two files of a shard.
+
+    Raises ValueError where they are not there any more, of another size, or where the header is not
+    the manifest's.
+    """
+    for file in (entry.index_file, entry.tokens_file):
+        if problem := size_problem(folder, file):
+            raise ValueError(f"{problem}. Prepare the data again, or copy it again.")
     path = folder / entry.index_file.path
     raw = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
     header = raw[len(INDEX_MAGIC) : INDEX_HEADER_BYTES].view("<u8").tolist()

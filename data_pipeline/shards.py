@@ -18,10 +18,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from data_pipeline import ragged
-from data_pipeline.damage import damaged, first_not_rising, refuse
+from data_pipeline.damage import (
+    damaged,
+    file_problem,
+    first_not_rising,
+    refuse,
+    size_problem,
+)
 from data_pipeline.manifest import (
     TOKENIZER_FOLDER,
-    FileEntry,
     Manifest,
     SplitEntry,
     read_manifest,
@@ -31,6 +36,7 @@ from data_pipeline.special import SpecialIds
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 
 _MAX_MAPPED = 128  # shards kept mapped at once: each holds two open files
+_LONG_STRETCH = 96  # mean entries from which on stretches are copied one by one, not by index
 
 
 class Split:
@@ -158,8 +164,15 @@ def _gather(
     target: NDArray[np.generic],
     target_begin: NDArray[np.int64],
 ) -> None:
-    """Copy stretches of `source` to where they belong in `target`."""
-    target[ragged.spread(target_begin, count)] = source[ragged.spread(begin, count)]
+    """Copy stretches of `source` to where they belong in `target`, in rising order of place."""
+    size = int(count.sum())
+    if size >= _LONG_STRETCH * len(count):
+        for at, to, length in zip(begin.tolist(), target_begin.tolist(), count.tolist()):
+            target[to : to + length] = source[at : at + length]
+    elif target_begin[-1] + count[-1] - target_begin[0] == size:  # no gaps, as from one shard
+        target[target_begin[0] : target_begin[0] + size] = source[ragged.spread(begin, count)]
+    else:
+        target[ragged.spread(target_begin, count)] = source[ragged.spread(begin, count)]
 
 
 @dataclass(frozen=True)
@@ -180,25 +193,19 @@ class Shards:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the shards were made with. Raises ValueError if its files were changed."""
+        for file in self.manifest.tokenizer_files:  # before a library tries to make sense of them
+            if problem := file_problem(self.folder, file):
+                raise ValueError(f"{problem}. Prepare the data again, or copy it again.")
         tokenizer = open_tokenizer(self.folder / TOKENIZER_FOLDER)
-        if tokenizer.fingerprint != self.manifest.tokenizer_fingerprint:
+        found = (tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.special)
+        if found != (self.manifest.tokenizer_fingerprint, self.vocab_size, self.special):
             raise ValueError(
                 f"{self.folder / TOKENIZER_FOLDER} is not the tokenizer these shards were made "
-                f"with: its fingerprint is {tokenizer.fingerprint}, "
-                f"not {self.manifest.tokenizer_fingerprint}."
+                f"with: its fingerprint is {tokenizer.fingerprint} and its vocabulary "
+                f"{tokenizer.vocab_size} ids, not {self.manifest.tokenizer_fingerprint} and "
+                f"{self.vocab_size}."
             )
         return tokenizer
-
-
-def size_problem(folder: Path, file: FileEntry) -> str | None:
-    """What is wrong with the size of a file, or None."""
-    path = folder / file.path
-    if not path.is_file():
-        return f"{path} is missing"
-    size_bytes = path.stat().st_size
-    if size_bytes != file.size_bytes:
-        return f"{path} has {size_bytes} bytes, not {file.size_bytes}"
-    return None
 
 
 def open_shards(folder: str | Path) -> Shards:

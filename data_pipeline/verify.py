@@ -1,14 +1,13 @@
 """Whether the files of a folder of shards are, byte for byte, those that were written."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.byte_stream import size_and_hash
-from data_pipeline.manifest import FileEntry, Manifest, ShardEntry
+from data_pipeline.damage import file_problem
+from data_pipeline.manifest import Manifest, ShardEntry
 from data_pipeline.shard_files import MappedShard, map_shard
-from data_pipeline.shards import Shards, size_problem
+from data_pipeline.shards import Shards
 from data_pipeline.watch import Watch, unwatched
 
 
@@ -45,17 +44,7 @@ def check_hashes(shards: Shards, watch: Watch = unwatched) -> None:
 def _file_problems(folder: Path, manifest: Manifest, watch: Watch) -> dict[str, str | None]:
     files = manifest.files()
     with watch(sum(f.size_bytes for f in files)) as on_bytes:
-        return {file.path: _file_problem(folder, file, on_bytes) for file in files}
-
-
-def _file_problem(folder: Path, file: FileEntry, on_bytes: Callable[[int], object]) -> str | None:
-    if problem := size_problem(folder, file):
-        return problem
-    with (folder / file.path).open("rb") as raw:
-        _, xxh3 = size_and_hash(raw, on_bytes)
-    if xxh3 != file.xxh3:
-        return f"{folder / file.path} has the checksum {xxh3}, not {file.xxh3}"
-    return None
+        return {file.path: file_problem(folder, file, on_bytes) for file in files}
 
 
 def _shard_problem(folder: Path, entry: ShardEntry, manifest: Manifest) -> str | None:

@@ -3,6 +3,7 @@
 import re
 import resource
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,8 +116,11 @@ def test_an_id_outside_the_vocabulary_names_its_file(folder, dtype):
     ids = np.fromfile(path, "<u2").astype(dtype)
     ids[-1] = 65535 if dtype == "uint16" else -7
     path.write_bytes(ids.tobytes())
+    first, *others = split._entry.shards
+    tokens_file = replace(first.tokens_file, size_bytes=ids.nbytes)
+    split._entry = replace(split._entry, shards=(replace(first, tokens_file=tokens_file), *others))
     split._dtype = dtype
-    last = split._entry.shards[0].documents - 1
+    last = first.documents - 1
     length = split.lengths([last])
     split.tokens([last], [0], length - 1)
     with pytest.raises(ValueError, match="outside the vocabulary") as raised:
@@ -137,3 +141,36 @@ def test_hashes_find_an_id_that_became_another(folder):
     (folder / "validation/00000.index").write_bytes(b"")
     with pytest.raises(ValueError, match=r"\(and 1 more file\)"):
         check_hashes(shards)
+
+
+@pytest.mark.parametrize("name", ["train/00000.tokens", "train/00000.index"])
+def test_a_file_that_shrinks_or_goes_after_the_start_is_named(folder, name):
+    shards = open_shards(folder)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-2])
+    with pytest.raises(ValueError, match=rf"{name} has \d+ bytes, not \d+\. Prepare the data"):
+        shards.splits["train"].lengths([0])
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name} is missing"):
+        shards.splits["train"].lengths([0])
+
+
+def test_a_changed_tokenizer_is_named_before_a_library_reads_it(folder, monkeypatch):
+    shards = open_shards(folder)
+    monkeypatch.setattr("data_pipeline.shards.open_tokenizer", None)
+    for file in shards.manifest.tokenizer_files:
+        whole = (folder / file.path).read_bytes()
+        (folder / file.path).write_bytes(whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])
+        with pytest.raises(ValueError, match=rf"{file.path} has the checksum"):
+            shards.tokenizer()
+        (folder / file.path).write_bytes(whole)
+
+
+@pytest.mark.parametrize("field", ["tokenizer_fingerprint", "vocab_size", "special"])
+def test_a_manifest_of_another_tokenizer_is_refused(folder, field):
+    shards = open_shards(folder)
+    shards.tokenizer()
+    special = replace(shards.special, gmask=shards.special.smask, smask=shards.special.gmask)
+    other = {"tokenizer_fingerprint": "0" * 32, "vocab_size": 371, "special": special}[field]
+    changed = replace(shards, manifest=replace(shards.manifest, **{field: other}))
+    with pytest.raises(ValueError, match="is not the tokenizer these shards were made with"):
+        changed.tokenizer()

@@ -92,6 +92,14 @@ def test_any_documents_are_read_as_written(tmp_path_factory, documents, shard_to
     assert [ends[a:b].tolist() for a, b in pairwise(offsets)] == [documents[d][2] for d in chosen]
 
 
+def test_long_stretches_are_read_as_short_ones(tmp_path, monkeypatch):
+    split = write(tmp_path, THREE * 4)
+    chosen, starts, stops = [9, 0, 5, 1, 1], [1, 0, 0, 8, 0], [4, 5, 3, 9, 9]
+    expected = split.tokens(chosen, starts, stops)
+    monkeypatch.setattr(shards_module, "_LONG_STRETCH", 1)
+    assert np.array_equal(split.tokens(chosen, starts, stops), expected)
+
+
 def test_few_files_are_open_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(shards_module, "_MAX_MAPPED", 2)
     split = write(tmp_path, [([n], 0, [1]) for n in range(9)], shard_tokens=1)
