@@ -73,7 +73,7 @@ class OurSteps:
                 {"glm": stream},
                 lr=1e-4,
                 seed=1,
-                update=next(self._updates),
+                step=next(self._updates),
             )
             done.append(update)
 

@@ -73,7 +73,7 @@ def _batches(size: Size, micro_rows: int, rank: int) -> list[Batch]:
 def _ours(engine: Engine, objective: Objective, batches: list[Batch]) -> Callable[[], object]:
     stream, updates = itertools.cycle(batches), itertools.count()
     return lambda: apply_update(
-        engine, [objective], {"glm": stream}, lr=1e-4, seed=1, update=next(updates)
+        engine, [objective], {"glm": stream}, lr=1e-4, seed=1, step=next(updates)
     )
 
 

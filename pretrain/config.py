@@ -29,6 +29,10 @@ class DataConfig:
     verify: Literal["sizes", "hashes"] = "sizes"
     """What is compared with the manifest at start: sizes, or every byte's checksum too, read once
     on each host (about a second a gigabyte)."""
+    skip_steps: tuple[tuple[int, int], ...] = ()
+    """First and last step, from 1, of each stretch whose rows are passed over without training on
+    them, as [[1200, 1210]]; for text that a loss curve has shown to be bad (Chowdhery et al. 2022,
+    5.1)."""
     allow_other_data: bool = False
     """Whether a resume may continue with other shards, seed, packing or blanks than the
     checkpoint's (the rows then differ from there on), and
@@ -37,6 +41,12 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
+        for first, last in self.skip_steps:
+            if not 1 <= first <= last:
+                raise ValueError(
+                    "data.skip_steps must be pairs of a first and a last step, counted from 1, got "
+                    f"[{first}, {last}]."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +158,33 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpikesConfig:
+    """Updates that are not applied (pretrain/judge.py). One whose loss or gradient is not finite
+    never is."""
+
+    loss_deviations: float = 20.0
+    """A loss above the median of the last `history` finite ones by more than so many median
+    absolute deviations skips its update; 0 lets every finite loss pass. 20 are 13.5 standard
+    deviations of a normal distribution: a batch that is merely hard stays far below."""
+    history: int = 128
+    """Losses of earlier steps that a loss is compared with; before there are so many none is a
+    spike."""
+    stop_after: int = 10
+    """Updates skipped in a row, those of data.skip_steps left out, that end the run."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss_deviations < float("inf"):
+            raise ValueError(
+                f"spikes.loss_deviations must be finite, 0 or more, got {self.loss_deviations}."
+            )
+        for name, least in (("history", 2), ("stop_after", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"spikes.{name} must be at least {least}, got {getattr(self, name)}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """Held-out loss and filled blanks while training."""
 
@@ -224,7 +261,8 @@ class Config:
     name: str
     """Name of the run; its folder is RUNS/NAME."""
     steps: int
-    """Updates of the whole run; the schedule follows it."""
+    """Steps of the whole run; the schedule follows it. A step takes the next rows and applies one
+    update, or skips it (spikes, data.skip_steps)."""
     data: DataConfig
     """Shards and packing."""
     runs: str = "runs"
@@ -244,6 +282,8 @@ class Config:
     """AdamW."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Learning rate over the updates."""
+    spikes: SpikesConfig = field(default_factory=SpikesConfig)
+    """Updates that are skipped."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 with fp32 master weights on CUDA, fp32 on CPU; stated at start."""
     numerics: NumericsConfig = field(default_factory=NumericsConfig)

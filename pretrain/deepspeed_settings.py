@@ -16,6 +16,7 @@ from typing import Any, Literal
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 Precision = Literal["fp32", "bf16"]
+_CHECKED = {"check_grad_overflow": True}  # a gradient that is not finite is never applied
 
 
 def complete(
@@ -45,7 +46,7 @@ def complete(
         "gradient_accumulation_steps": (accumulation, "batch.global_rows / (micro_rows x ranks)"),
         "train_batch_size": (micro_rows * accumulation * world_size, "batch.global_rows"),
         "gradient_clipping": (gradient_clipping, "optimizer.gradient_clipping"),
-        "bf16": ({"enabled": precision == "bf16"}, "precision"),
+        "bf16": ({"enabled": precision == "bf16", **_CHECKED}, "precision"),
         "fp16": ({"enabled": False}, "precision"),
         "communication_data_type": (reduction_dtype, "numerics.reduction_dtype"),
         "data_types": ({"grad_accum_dtype": reduction_dtype}, "numerics.reduction_dtype"),
@@ -60,6 +61,11 @@ def complete(
         raise ValueError(
             f"{path}: ZeRO stage 0 keeps no fp32 master weights, which precision bf16 needs. Set "
             f"zero_optimization.stage to 1, 2 or 3 in {path.name}, or precision to fp32."
+        )
+    if not settings.get("zero_optimization", {}).get("compute_grad_norm", True):
+        raise ValueError(
+            f"{path}: zero_optimization.compute_grad_norm false hides a gradient that is not "
+            f"finite. Remove it from {path.name}."
         )
     for key, (value, source) in filled.items():
         settings[key] = _merged(path, key, settings.get(key), value, source)

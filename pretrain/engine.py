@@ -8,6 +8,7 @@ the JSON file's business.
 import functools
 import importlib
 import logging
+import math
 import os
 import shutil
 import warnings
@@ -24,6 +25,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distribu
 
 import deepspeed  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
+from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID  # noqa: E402
 from deepspeed.utils import set_z3_leaf_modules  # noqa: E402
 
 from pretrain.config import OptimizerConfig  # noqa: E402
@@ -122,8 +124,8 @@ class Engine:
     def end_micro_batch(self, lr: float) -> float | None:
         """Close a micro-batch; after the last of an update apply it with rate `lr`.
 
-        Returns the global L2 norm of the gradient before clipping where an update was applied, else
-        None.
+        Returns the global L2 norm of the gradient before clipping where an update was due, else
+        None. Where the norm is not finite, nothing was applied and the gradients are dropped.
         """
         if not self.deepspeed.is_gradient_accumulation_boundary():
             self.deepspeed.step()
@@ -131,11 +133,46 @@ class Engine:
         optimizer: Any = self.deepspeed.optimizer
         for group in optimizer.param_groups:
             group["lr"] = lr
-        norm = self._norm_without_zero() if self.stage == 0 else None
+        if self.stage == 0:  # where DeepSpeed would apply whatever there is
+            norm = float(self._norm_without_zero())
+            if not math.isfinite(norm):
+                self.drop_gradients()
+                return norm
+            self.deepspeed.step()
+            return norm
         self.deepspeed.step()
-        if norm is None:
-            norm = self.deepspeed.get_global_grad_norm()
-        return float(norm) if norm is not None else float("nan")
+        known_norm = self.deepspeed.get_global_grad_norm()
+        assert known_norm is not None, "compute_grad_norm is always on"
+        norm = float(known_norm)
+        is_applied = self.deepspeed.was_step_applied()
+        assert is_applied == math.isfinite(norm), f"a norm of {norm}, applied: {is_applied}"
+        if not is_applied:
+            self.drop_gradients()
+        return norm
+
+    def drop_gradients(self) -> None:
+        """Forget what backward has added up since the last update: weights, moments and all that
+        follows are as if it had never been tried. All ranks do so, or none.
+
+        0.19.8 has no call for it. Its accumulation boundary follows from `micro_steps`. Stage 3 and
+        the offloaded stages copy instead of adding where `micro_step_id` says first (set by
+        zero_grad at stage 3); stages 1 and 2 add to what stands in two dicts, if anything does; the
+        bf16 optimizer of stage 1 zeroes its fp32 buffers in zero_grad.
+        """
+        self.deepspeed.micro_steps -= self.deepspeed.micro_steps % self.accumulation
+        self.deepspeed.zero_grad()
+        if self.stage == 0:
+            return
+        optimizer: Any = self.deepspeed.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        if self.stage < 3 and hasattr(optimizer, "micro_step_id"):
+            optimizer.micro_step_id = INITIAL_MICRO_STEP_ID
+        for name in ("averaged_gradients", "all_grad_tensors"):
+            getattr(optimizer, name, {}).clear()
+        if offload_state := getattr(optimizer, "_offload_accumulated_param_ids", None):
+            offload_state.clear()
+        if hasattr(optimizer, "reset_cpu_buffers"):
+            optimizer.reset_cpu_buffers()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter whole, on the CPU of rank 0, one at a time; other ranks get empty
@@ -148,9 +185,9 @@ class Engine:
                 whole = parameter.detach().to("cpu", copy=True) if self.world.leads else None
             yield name, whole if whole is not None else torch.empty(0)
 
-    def _norm_without_zero(self) -> torch.Tensor | None:
+    def _norm_without_zero(self) -> torch.Tensor:
         norms = [p.grad.float().norm() for p in self.module.parameters() if p.grad is not None]
-        return torch.stack(norms).norm() if norms else None
+        return torch.stack(norms).norm()
 
 
 def _check_offload(parts: list[str]) -> None:

@@ -26,6 +26,17 @@ from pretrain.status import Status, duration
 from pretrain.status import write as write_status
 
 STATUS_EVERY_S = 5.0
+_STATUS_TAGS = {
+    "loss_nats": "loss/total_nats",
+    "tokens_per_second": "speed/tokens_per_second",
+    "step_seconds": "speed/step_seconds",
+}
+_SAID = (
+    ("loss/total_nats", 1, "loss {:.4f}"),
+    ("optimizer/learning_rate", 1, "lr {:.1e}"),
+    ("optimizer/gradient_norm", 1, "grad {:.2f}"),
+    ("speed/tokens_per_second", 1000, "{:.1f}k tok/s"),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +72,7 @@ class Metrics:
     @classmethod
     def of(cls, setup: Setup) -> Self:
         """The record of the run that `setup` describes, from its next step on."""
-        return cls(setup.folder, first_step=setup.update + 1, total_steps=setup.config.steps)
+        return cls(setup.folder, first_step=setup.step + 1, total_steps=setup.config.steps)
 
     def __enter__(self) -> Self:
         return self
@@ -73,20 +84,16 @@ class Metrics:
             self._status(state="failed", reason=f"{type(error).__name__}: {error}")
         self.close()
 
-    def step(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Record the scalars of a training step and say them in one line."""
+    def step(self, step: int, scalars: Mapping[str, float], skipped: str | None = None) -> None:
+        """Record the scalars of a step and say them in one line; `skipped`: why, where it was."""
         self._record(step, scalars)
-        self._last = {
-            "step": step,
-            "loss_nats": scalars["loss/total_nats"],
-            "tokens_per_second": scalars["speed/tokens_per_second"],
-            "step_seconds": scalars.get("speed/step_seconds"),
-        }
+        known = {field: scalars[tag] for field, tag in _STATUS_TAGS.items() if tag in scalars}
+        self._last |= {"step": step, **known}
         if time.monotonic() - self._said_at >= STATUS_EVERY_S:
             self._status(state="running")
-        line = self._line(step, scalars)
+        line = self._line(step, scalars, skipped)
         self._bar.update(step - self._bar.n)
-        logger.info(line)
+        logger.log(logging.INFO if skipped is None else logging.WARNING, line)
 
     def evaluation(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record the held-out scalars after a step."""
@@ -142,16 +149,17 @@ class Metrics:
         for tag, value in scalars.items():
             self._board.add_scalar(tag, value, step)
 
-    def _line(self, step: int, scalars: Mapping[str, float]) -> str:
+    def _line(self, step: int, scalars: Mapping[str, float], skipped: str | None) -> str:
         done = step - self._first_step + 1
         remaining_s = (time.monotonic() - self._started_at) / done * (self._total_steps - step)
-        return (
-            f"step {step}/{self._total_steps} | loss {scalars['loss/total_nats']:.4f}"
-            f" | lr {scalars['optimizer/learning_rate']:.1e}"
-            f" | grad {scalars['optimizer/gradient_norm']:.2f}"
-            f" | {scalars['speed/tokens_per_second'] / 1000:.1f}k tok/s"
-            f" | eta {duration(remaining_s)}"
-        )
+        parts = [
+            f"step {step}/{self._total_steps}",
+            *(said.format(scalars[tag] / unit) for tag, unit, said in _SAID if tag in scalars),
+            f"eta {duration(remaining_s)}",
+        ]
+        if skipped is not None:
+            parts.insert(1, f"update skipped: {skipped}")
+        return " | ".join(parts)
 
 
 def _rewind(path: Path, first_step: int) -> None:

@@ -21,6 +21,7 @@ from pretrain import checkpoint, checkpoint_files, deepspeed_settings, resume
 from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.engine import Engine
+from pretrain.judge import Judge
 from pretrain.models.backbone import Backbone, Layer, decays, num_positions
 from pretrain.models.shape import padded_vocabulary
 from pretrain.numerics import compile_layers, set_numerics
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that stands before update number `update`."""
+    """A run of which `step` steps are done."""
 
     config: Config
     shards: Shards
@@ -46,8 +47,9 @@ class Setup:
     transforms: dict[str, Transform]
     vocab_size: int  # rows of the token table
     engine: Engine
-    update: int
+    step: int
     positions: dict[str, Position]  # where each objective's stream goes on
+    judge: Judge
 
 
 def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, world: World) -> Setup:
@@ -80,7 +82,8 @@ def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, worl
         compile_layers(engine.module, world.device, config.memory)
     setup = Setup(
         config, shards, folder, world, objectives, transforms, vocab_size, engine,
-        update=0, positions={o.name: Position(0, 0, 0) for o in objectives},
+        step=0, positions={o.name: Position(0, 0, 0) for o in objectives},
+        judge=Judge(config.spikes, skip_steps=config.data.skip_steps),
     )  # fmt: skip
     if world.leads:
         announce(setup, settings)
@@ -164,9 +167,11 @@ def _restored(setup: Setup, found: Path) -> Setup:
     manifest = world.together(lambda: checkpoint_files.read_manifest(found))
     world.agree(resume.refusal(found, manifest, identity_of(setup), setup.config))
     positions = world.together(lambda: resume.positions(manifest))
+    judged = manifest.state.get("judge", {})
+    world.together(lambda: setup.judge.restore(judged, manifest.update))
     checkpoint.load(setup.engine, found)
     logger.info("resumed from %s: step %d is done", found, manifest.update)
-    return replace(setup, update=manifest.update, positions=positions)
+    return replace(setup, step=manifest.update, positions=positions)
 
 
 def identity_of(setup: Setup) -> dict[str, Any]:
@@ -223,6 +228,15 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
         config.numerics.reduction_dtype,
         "on" if config.numerics.tf32 else "off",
         "only" if config.numerics.deterministic else "not asked for",
+    )
+    spikes = config.spikes
+    logger.info(
+        "skips: a loss that is not finite%s; %d in a row end the run; steps not trained on: %s",
+        f", or above median + {spikes.loss_deviations:g} x MAD of the last {spikes.history}"
+        if spikes.loss_deviations
+        else "",
+        spikes.stop_after,
+        ", ".join(f"{a}-{b}" for a, b in setup.judge.skip_steps) or "none named",
     )
     logger.info(
         "memory: activation checkpointing %s, compile %s, offload %s",

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -47,14 +48,16 @@ class StopRequests:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def agreed(self) -> str | None:
-        """Why all ranks stop after this step, or None to go on. A collective, the same on every
-        rank."""
-        mine = _REASONS.index(self._reason())
+    def votes(self) -> torch.Tensor:
+        """What this rank has been asked, float64, to be summed over all ranks for `agreed`."""
         votes = torch.zeros(len(_REASONS), dtype=torch.float64)
-        votes[mine] = 1
-        counted = self._world.sum(votes)[1:].tolist()
-        reasons = [reason for reason, votes in zip(_REASONS[1:], counted, strict=True) if votes]
+        votes[_REASONS.index(self._reason())] = 1
+        return votes
+
+    def agreed(self, votes_of_all: Sequence[float]) -> str | None:
+        """Why all ranks stop after this step, or None to go on: the same on every rank."""
+        counted = zip(_REASONS[1:], votes_of_all[1:], strict=True)
+        reasons = [reason for reason, votes in counted if votes]
         if reasons and self._world.leads:
             self._stop_file.unlink(missing_ok=True)
         return reasons[0] if reasons else None

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from pretrain.flop import training_flop
+from pretrain.judge import Judge
 from pretrain.setup import Setup
 from pretrain.update import Update
 
@@ -64,31 +65,47 @@ class StepScalars:
         self._since = time.perf_counter()
 
     def __call__(self, done: Update, lr: float) -> dict[str, float]:
-        """The scalars of the step that has just ended, by tag."""
+        """The scalars of the step that has just ended, by tag; of a skipped one those there are."""
         elapsed_s = time.perf_counter() - self._since
         self.restart_clock()
-        setup = self._setup
-        flop = training_flop(
-            setup.config.model,
-            vocab_size=setup.vocab_size,
+        scalars = {
+            "optimizer/learning_rate": lr,
+            "speed/step_seconds": elapsed_s,
+            "data/wait_seconds": done.data_wait_s,
+            "data/padding_ratio": 1 - done.tokens / done.cells,
+            "data/targets_per_step": done.targets,
+            "memory/rank0_bytes": float(memory_bytes(self._setup.world.device)),
+            **counters(self._setup.judge),
+        }
+        if done.counts:
+            scalars["loss/total_nats"] = done.loss(self._setup.objectives)
+            scalars |= {
+                f"loss/{tag_name(term)}_nats": done.sums[term] / count
+                for term, count in done.counts.items()
+                if count > 0
+            }
+        if done.gradient_norm is not None:
+            scalars["optimizer/gradient_norm"] = done.gradient_norm
+        if done.skipped is None:
+            scalars["speed/tokens_per_second"] = done.tokens / elapsed_s
+            scalars["speed/mfu_ratio"] = self._flop(done) / elapsed_s / self._peak
+        return scalars
+
+    def _flop(self, done: Update) -> float:
+        return training_flop(
+            self._setup.config.model,
+            vocab_size=self._setup.vocab_size,
             tokens=done.tokens,
             visible_pairs=done.visible_pairs,
             targets=done.targets,
         )
-        return {
-            "loss/total_nats": done.loss(setup.objectives),
-            **{
-                f"loss/{tag_name(term)}_nats": done.sums[term] / count
-                for term, count in done.counts.items()
-                if count > 0
-            },
-            "optimizer/learning_rate": lr,
-            "optimizer/gradient_norm": done.gradient_norm,
-            "speed/tokens_per_second": done.tokens / elapsed_s,
-            "speed/step_seconds": elapsed_s,
-            "speed/mfu_ratio": flop / elapsed_s / self._peak,
-            "data/wait_seconds": done.data_wait_s,
-            "data/padding_ratio": 1 - done.tokens / done.cells,
-            "data/targets_per_step": done.targets,
-            "memory/rank0_bytes": float(memory_bytes(setup.world.device)),
-        }
+
+
+def counters(judge: Judge) -> dict[str, float]:
+    """What was applied and skipped since the run began, by tag."""
+    return {
+        "updates/applied": judge.updates,
+        **{f"updates/skipped_{reason}": number for reason, number in judge.skipped.items()},
+        "updates/clipped_gradients": judge.clipped_gradients,
+        "data/skipped_rows": judge.skipped_rows,
+    }

@@ -8,8 +8,7 @@ this file only says in which order they meet. It knows no objective by name.
 """
 
 import logging
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.evaluate.held_out import held_out_nats
 from pretrain.evaluate.samples import filled_texts
+from pretrain.judge import REASONS
 from pretrain.metrics import Metrics
-from pretrain.mistakes import AgreedError
 from pretrain.objectives.loss import Objective
 from pretrain.run_folder import RunFolder
 from pretrain.run_log import log_to_file
@@ -30,10 +29,8 @@ from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, tag_name
-from pretrain.update import apply_update
+from pretrain.update import MicroBatch, Update, apply_update, pass_over
 from pretrain.world import World, join_world, leave_world
-
-NOT_FINITE_ALLOWED = 10
 
 logger = logging.getLogger(__name__)
 
@@ -87,23 +84,22 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     config, world = setup.config, setup.world
     last = config.stop_at_step or config.steps
     # Before the first step, so that a text the model cannot read ends the run now and not at night.
-    fill_texts(setup, setup.update, metrics if setup.update == 0 else None)
+    fill_texts(setup, setup.step, metrics if setup.step == 0 else None)
     streams = {o.name: training_stream(setup, o) for o in setup.objectives}
     stops, scalars = StopRequests(setup.folder.path, world), StepScalars(setup)
-    reason, not_finite = None, 0
-    for update in range(setup.update, last):
-        step = update + 1
+    reason = None
+    for step in range(setup.step + 1, last + 1):
         lr = learning_rate(
-            update, peak=config.optimizer.lr, steps=config.steps, schedule=config.schedule
+            setup.judge.updates,
+            peak=config.optimizer.lr,
+            steps=config.steps,
+            schedule=config.schedule,
         )
-        done, batches = apply_update(
-            setup.engine, setup.objectives, streams, lr=lr, seed=config.seed, update=update
-        )
+        done, batches = take_step(setup, streams, step, lr, stops)
         if metrics:
-            metrics.step(step, scalars(done, lr))
-        not_finite = 0 if math.isfinite(done.loss(setup.objectives)) else not_finite + 1
-        check_finite(not_finite)
-        reason = stops.agreed() if step < last else None
+            metrics.step(step, scalars(done, lr), done.skipped and REASONS[done.skipped])
+        setup.judge.stop_if_hopeless(step)
+        reason = stops.agreed(done.votes) if step < last else None
         if _due(step, config.evaluation.every_steps, last) and not reason:
             evaluate(setup, step, metrics)
             scalars.restart_clock()
@@ -118,18 +114,35 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     return reason
 
 
-def check_finite(not_finite: int) -> None:
-    """End a run before steps without a finite loss replace its checkpoints.
-
-    not_finite: how many steps in a row had none; a loss is the sum over all ranks, so that all of
-    them end at the same step.
-    """
-    if not_finite == NOT_FINITE_ALLOWED:
-        raise AgreedError(
-            f"the loss was not a finite number for {NOT_FINITE_ALLOWED} steps in a row; the last "
-            "checkpoint may hold some of them. Resume from an earlier one with a lower "
-            "optimizer.lr."
+def take_step(
+    setup: Setup,
+    streams: Mapping[str, Iterator[Batch]],
+    step: int,
+    lr: float,
+    stops: StopRequests,
+) -> tuple[Update, MicroBatch]:
+    """Take the rows of `step` (from 1) and apply their update, unless there is a reason not to."""
+    config, judge = setup.config, setup.judge
+    if judge.is_named(step):
+        done, batches = pass_over(setup.engine, setup.objectives, streams, votes=stops.votes)
+    else:
+        done, batches = apply_update(
+            setup.engine,
+            setup.objectives,
+            streams,
+            lr=lr,
+            seed=config.seed,
+            step=step - 1,
+            judge=judge.of_loss,
+            votes=stops.votes,
         )
+    clipping = config.optimizer.gradient_clipping
+    judge.count(
+        skipped=done.skipped,
+        rows=config.batch.global_rows * len(setup.objectives),
+        clipped=0 < clipping < (done.gradient_norm or 0.0),
+    )
+    return done, batches
 
 
 def training_stream(setup: Setup, objective: Objective) -> Iterator[Batch]:
@@ -193,7 +206,7 @@ def save(setup: Setup, step: int, positions: dict[str, Position], metrics: Metri
         setup.engine,
         setup.folder.checkpoints,
         update=step,
-        state=resume.state(identity_of(setup), positions),
+        state=resume.state(identity_of(setup), positions) | {"judge": setup.judge.state(step)},
         keep_last=setup.config.checkpoints.keep_last,
     )
     if metrics:

@@ -5,12 +5,18 @@ micro-batches of the update, divided once by their global count: never a mean of
 counts are summed over ranks before the first forward; then every micro-batch of every rank
 contributes its share of that one mean, and 4 micro-batches on one rank give the gradient of one on
 each of four.
+
+Everything else that ranks must know of each other travels in one more sum, between the last forward
+and the last backward: the loss of the whole update is known there and nothing has been applied, so
+that it is judged before the backward that would complete the update. Where it is skipped, what
+earlier micro-batches have added up is dropped.
 """
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import xxhash
@@ -21,18 +27,23 @@ from pretrain.engine import Engine
 from pretrain.objectives.loss import Objective
 from pretrain.world import World
 
+Streams = Mapping[str, Iterator[Batch]]
+MicroBatch = Mapping[str, Batch]  # a batch for each objective, by its name
+
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did; every number is over all ranks."""
+    """What one step did; every number is over all ranks."""
 
     sums: dict[str, float]  # "objective/term" -> sum of weighted losses in nats
     counts: dict[str, float]  # "objective/term" -> sum of weights
-    gradient_norm: float  # global L2 norm before clipping
+    skipped: str | None  # why nothing was applied, a reason of judge.py; None where it was
+    gradient_norm: float | None  # global L2 norm before clipping; None where it was not computed
     cells: float  # positions, padding included
     tokens: float  # positions that belong to a document
     visible_pairs: float
     targets: float
+    votes: list[float]  # what the ranks brought as votes, summed
     data_wait_s: float  # longest over the micro-batches of this rank, summed
 
     def loss(self, objectives: Sequence[Objective]) -> float:
@@ -44,71 +55,71 @@ class Update:
         )
 
 
+def apply_everything(nats: float) -> str | None:
+    """The judgement of a run that skips nothing."""
+
+
+def no_votes() -> Tensor:
+    """The votes of a run that nobody asks anything."""
+    return torch.zeros(0, dtype=torch.float64)
+
+
 def apply_update(
     engine: Engine,
     objectives: Sequence[Objective],
-    streams: Mapping[str, Iterator[Batch]],
+    streams: Streams,
     *,
     lr: float,
     seed: int,
-    update: int,
-) -> tuple[Update, dict[str, Batch]]:
+    step: int,
+    judge: Callable[[float], str | None] = apply_everything,
+    votes: Callable[[], Tensor] = no_votes,
+) -> tuple[Update, MicroBatch]:
     """Take one batch a micro-batch from each objective's stream and apply one update with rate
-    `lr`.
+    `lr`, or skip it.
 
+    step: seeds dropout, so that a step draws the same whatever was skipped before.
+    judge(nats): why an update with this loss over all ranks is skipped, None where it is applied.
+    votes(): float64, asked for at the end of the last forward and summed over ranks on the way.
     Returns what was done and the last batch of every stream, whose `position` says where the next
     update starts.
     """
-    started_at = time.perf_counter()
-    batches = [
-        {o.name: next(streams[o.name]) for o in objectives} for _ in range(engine.accumulation)
-    ]
-    data_wait_s = time.perf_counter() - started_at
+    batches, data_wait_s = _taken(objectives, streams, engine.accumulation)
     inputs = [{o.name: o.inputs(micro[o.name]) for o in objectives} for micro in batches]
     counts = global_counts(engine.world, objectives, inputs)
-
-    device = engine.world.device
     reported: dict[str, Tensor] = defaultdict(
-        lambda: torch.zeros(2, dtype=torch.float64, device=device)
+        lambda: torch.zeros(2, dtype=torch.float64, device=engine.world.device)
     )
-    gradient_norm = None
+    done = None
     for number, micro in enumerate(inputs):
-        seed_dropout(seed, update, number, engine.world.rank)
-        shares = []
-        for objective in objectives:
-            terms = engine.forward(objective, to_device(micro[objective.name], engine.world.device))
-            shares += [
-                objective.weight * terms[name].sum / counts[f"{objective.name}/{name}"]
-                for name in objective.optimised
-            ]
-            for name, term in terms.items():
-                reported[f"{objective.name}/{name}"] += torch.stack(term).detach().double()
-        engine.backward(torch.stack(shares).sum())
-        gradient_norm = engine.end_micro_batch(lr)
-    assert gradient_norm is not None, "the last micro-batch must close the update"
+        seed_dropout(seed, step, number, engine.world.rank)
+        loss = _forward(engine, objectives, micro, counts, reported)
+        if number == len(inputs) - 1:
+            done = replace(
+                _summed(engine.world, reported, batches, votes()), data_wait_s=data_wait_s
+            )
+            skipped = judge(done.loss(objectives))
+            if skipped is not None:
+                engine.drop_gradients()
+                return replace(done, skipped=skipped), batches[-1]
+        engine.backward(loss)
+        norm = engine.end_micro_batch(lr)
+    assert done is not None and norm is not None, "the last micro-batch must close the update"
+    skipped = None if math.isfinite(norm) else "gradient"
+    return replace(done, skipped=skipped, gradient_norm=norm), batches[-1]
 
-    names = sorted(reported)
-    sizes = torch.tensor(
-        [_sizes(micro[o.name]) for micro in batches for o in objectives], dtype=torch.float64
-    )
-    totals = engine.world.sum(
-        torch.cat(
-            [torch.stack([reported[n] for n in names]).flatten(), sizes.sum(dim=0).to(device)]
-        )
-    ).tolist()
-    pairs = dict(zip(names, zip(totals[0::2], totals[1::2], strict=False), strict=False))
-    cells, tokens, visible_pairs, targets = totals[2 * len(names) :]
-    done = Update(
-        sums={n: s for n, (s, _) in pairs.items()},
-        counts={n: c for n, (_, c) in pairs.items()},
-        gradient_norm=gradient_norm,
-        cells=cells,
-        tokens=tokens,
-        visible_pairs=visible_pairs,
-        targets=targets,
-        data_wait_s=data_wait_s,
-    )
-    return done, batches[-1]
+
+def pass_over(
+    engine: Engine,
+    objectives: Sequence[Objective],
+    streams: Streams,
+    *,
+    votes: Callable[[], Tensor] = no_votes,
+) -> tuple[Update, MicroBatch]:
+    """Take the batches of an update and do nothing with them; else as `apply_update`."""
+    batches, data_wait_s = _taken(objectives, streams, engine.accumulation)
+    done = _summed(engine.world, {}, batches, votes())
+    return replace(done, skipped="named", data_wait_s=data_wait_s), batches[-1]
 
 
 def global_counts(
@@ -128,16 +139,73 @@ def global_counts(
     return {name: total or 1.0 for name, total in zip(names, totals, strict=True)}
 
 
-def seed_dropout(seed: int, update: int, micro_batch: int, rank: int) -> None:
+def seed_dropout(seed: int, step: int, micro_batch: int, rank: int) -> None:
     """Seed dropout from where in the run it is drawn, so that no generator state has to be
     saved."""
-    place = f"{seed}/{update}/{micro_batch}/{rank}".encode()
+    place = f"{seed}/{step}/{micro_batch}/{rank}".encode()
     torch.manual_seed(xxhash.xxh3_64_intdigest(place) >> 1)
 
 
 def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """The tensors of `inputs` on `device`."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
+
+
+def _taken(
+    objectives: Sequence[Objective], streams: Streams, accumulation: int
+) -> tuple[Sequence[MicroBatch], float]:
+    """The next batches of every stream, by micro-batch, and the seconds they were waited for."""
+    started_at = time.perf_counter()
+    batches = [{o.name: next(streams[o.name]) for o in objectives} for _ in range(accumulation)]
+    return batches, time.perf_counter() - started_at
+
+
+def _forward(
+    engine: Engine,
+    objectives: Sequence[Objective],
+    inputs: Mapping[str, Mapping[str, Tensor]],
+    counts: Mapping[str, float],
+    reported: dict[str, Tensor],
+) -> Tensor:
+    """This micro-batch's share of the loss; its terms are added to `reported`."""
+    shares = []
+    for objective in objectives:
+        terms = engine.forward(objective, to_device(inputs[objective.name], engine.world.device))
+        shares += [
+            objective.weight * terms[name].sum / counts[f"{objective.name}/{name}"]
+            for name in objective.optimised
+        ]
+        for name, term in terms.items():
+            reported[f"{objective.name}/{name}"] += torch.stack(term).detach().double()
+    return torch.stack(shares).sum()
+
+
+def _summed(
+    world: World, reported: Mapping[str, Tensor], batches: Sequence[MicroBatch], votes: Tensor
+) -> Update:
+    """What ranks tell each other of a step, in one sum, as an update of which nothing is judged."""
+    names = sorted(reported)
+    sizes = torch.tensor(
+        [_sizes(batch) for micro in batches for batch in micro.values()], dtype=torch.float64
+    ).sum(dim=0)
+    terms = [reported[name] for name in names]
+    flat = torch.cat([part.to(world.device) for part in (*terms, sizes, votes)])
+    totals = world.sum(flat).tolist()
+    losses, rest = totals[: 2 * len(names)], totals[2 * len(names) :]
+    sizes, votes_of_all = rest[: len(sizes)], rest[len(sizes) :]
+    cells, tokens, visible_pairs, targets = sizes
+    return Update(
+        sums=dict(zip(names, losses[0::2], strict=True)),
+        counts=dict(zip(names, losses[1::2], strict=True)),
+        skipped=None,
+        gradient_norm=None,
+        cells=cells,
+        tokens=tokens,
+        visible_pairs=visible_pairs,
+        targets=targets,
+        votes=votes_of_all,
+        data_wait_s=0.0,
+    )
 
 
 def _sizes(batch: Batch) -> list[float]:

@@ -34,7 +34,7 @@ def test_sizes_follow_from_the_run(tmp_path: Path) -> None:
         "gradient_accumulation_steps": 3,
         "train_batch_size": 24,
         "gradient_clipping": 0.5,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": True, "check_grad_overflow": True},
         "fp16": {"enabled": False},
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -56,6 +56,8 @@ def test_clipping_is_always_written(tmp_path: Path) -> None:
         ({"scheduler": {}}, "the block 'scheduler' is not used"),
         ({"gradient_clipping": 1.0}, "recipe's optimizer.gradient_clipping asks for 0.5"),
         ({"bf16": {"enabled": True}}, "recipe's precision asks for"),
+        ({"bf16": {"check_grad_overflow": False}}, "recipe's precision asks for"),
+        ({"zero_optimization": {"compute_grad_norm": False}}, "hides a gradient that is not fin"),
         ({"communication_data_type": "bf16"}, "recipe's numerics.reduction_dtype asks for"),
         ({"train_micro_batch_size_per_gpu": "auto"}, "recipe's batch.micro_rows asks for 4"),
     ],
@@ -77,7 +79,8 @@ def test_bf16_without_master_weights_is_refused(tmp_path: Path) -> None:
 def test_an_equal_value_is_no_contradiction(tmp_path: Path) -> None:
     bf16 = {"enabled": False, "immediate_grad_update": True}
     made = _complete(_file(tmp_path, {"gradient_clipping": 0.5, "bf16": bf16}))
-    assert (made["gradient_clipping"], made["bf16"]) == (0.5, bf16)
+    assert made["gradient_clipping"] == 0.5
+    assert made["bf16"] == bf16 | {"check_grad_overflow": True}
 
 
 def test_what_is_offloaded_is_named(tmp_path: Path) -> None:

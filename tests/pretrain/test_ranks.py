@@ -1,4 +1,5 @@
-"""The same losses and gradient norms for every number of ranks, ZeRO stage and way to accumulate.
+"""The same losses and gradient norms for every number of ranks, ZeRO stage and way to accumulate,
+and updates that are skipped.
 
 Every world size is one process group that runs all its cases; documents are packed and row by row
 very unequally full of targets (short and long documents, blanks of 15 % to 100 %).
@@ -7,11 +8,16 @@ very unequally full of targets (short and long documents, blanks of 15 % to 100 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from pretrain.config import ScheduleConfig
+from pretrain.schedule import learning_rate
 
 pytestmark = pytest.mark.ranks
 
@@ -21,6 +27,7 @@ STEPS = 6
 
 # Nothing is kept whole on every rank: at stage 3 each parameter is gathered for its use.
 ZERO = {"stage3_param_persistence_threshold": 0}
+ON_CPU_OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 ON_CPU = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
 
@@ -33,6 +40,7 @@ class Case:
     micro_rows: int
     zero: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    faults: dict[str, str] = field(default_factory=dict)  # step -> what goes wrong, train_cases.py
 
 
 CASES = {
@@ -60,6 +68,51 @@ EXTRA = {
     "bf16_accumulating": Case(2, 3, 1, flags=("--precision=bf16",)),
 }
 
+# One rank brings a loss of nan, a gradient of inf and a spike; the same steps passed over by name.
+WRONG = {"2": "nan", "4": "gradient", "7": "spike"}
+SKIP_STEPS = 8
+JUDGED = (
+    f"--steps={SKIP_STEPS}",
+    "--spikes.history=4",  # the losses of steps 1, 3, 4 and 5 or later: none without a resume's
+    *("--model.dropout_prob=0.1", "--model.attention_dropout_prob=0.1"),
+)
+NAMED = (*JUDGED, "--data.skip_steps=[[2,2],[4,4],[7,7]]")
+PERSISTENT = {"stage3_param_persistence_threshold": 100_000}  # small parameters stay gathered
+KINDS_OF_STATE = {
+    "stage0": (Case(2, 0, 2), "fp32"),
+    "stage2": (Case(2, 2, 2), "fp32"),
+    "stage3": (Case(2, 3, 2, PERSISTENT), "fp32"),
+    "stage1_bf16": (Case(2, 1, 2), "bf16"),
+    "stage3_bf16": (Case(2, 3, 4), "bf16"),
+}
+MORE_KINDS_OF_STATE = {
+    "one_rank_stage0": (Case(1, 0, 4), "fp32"),
+    "one_rank_stage3": (Case(1, 3, 8), "fp32"),
+    "stage3_all_sharded": (Case(2, 3, 2), "fp32"),
+    "stage1": (Case(2, 1, 2), "fp32"),
+    "stage3_offloaded": (Case(2, 3, 2, ON_CPU), "fp32"),
+    "stage2_bf16": (Case(2, 2, 2), "bf16"),
+    "stage2_offloaded": (Case(2, 2, 2, ON_CPU_OPTIMIZER), "fp32"),
+    "stage2_bf16_offloaded": (Case(2, 2, 2, ON_CPU_OPTIMIZER), "bf16"),
+    "stage3_bf16_accumulating": (Case(2, 3, 2), "bf16"),
+}
+
+
+def _skips(kinds: dict[str, tuple[Case, str]]) -> dict[str, Case]:
+    """Each kind twice: with what goes wrong, and with the same steps named."""
+    return {
+        f"{how}_{name}": replace(case, flags=(*flags, f"--precision={precision}"), faults=faults)
+        for name, (case, precision) in kinds.items()
+        for how, flags, faults in (("judged", JUDGED, WRONG), ("named", NAMED, {}))
+    }
+
+
+SKIPS = _skips(KINDS_OF_STATE)
+# Stopped after step 5 and resumed: the spike of step 7 is one only beside the losses before.
+BROKEN = {
+    "broken": replace(SKIPS["judged_stage3"], flags=(*JUDGED, "--stop_at_step=5")),
+    "broken, resumed": replace(SKIPS["judged_stage3"], flags=(*JUDGED, "--resume=auto")),
+}
 
 SLOW = {
     "four_ranks_stage0": Case(4, 0, 2),
@@ -68,15 +121,14 @@ SLOW = {
 }
 
 
-def _arguments(name: str, folder: Path, shards: Path) -> list[str]:
-    case = (CASES | EXTRA | SLOW)[name]
+def _arguments(name: str, case: Case, folder: Path, shards: Path) -> dict[str, Any]:
     settings = folder / f"{name}.json"
     settings.write_text(
         json.dumps({"zero_optimization": {"stage": case.stage, **ZERO, **case.zero}})
     )
     flags = {
         "config": DEBUG,
-        "name": name,
+        "name": name.partition(",")[0],
         "runs": str(folder),
         "data.shards": str(shards),
         "steps": STEPS,
@@ -89,15 +141,22 @@ def _arguments(name: str, folder: Path, shards: Path) -> list[str]:
         "checkpoints.every_steps": 0,
         "deepspeed_config": str(settings),
     }
-    return [*(f"--{key}={value}" for key, value in flags.items()), *case.flags]
+    arguments = [*(f"--{key}={value}" for key, value in flags.items()), *case.flags]
+    return {"arguments": arguments, "faults": case.faults}
 
 
 @pytest.fixture(scope="module")
 def curves(
-    tmp_path_factory: pytest.TempPathFactory, shards: Path, run_ranks: Callable[..., list[int]]
+    ranks_folder: Path, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Every scalar of every step, by case."""
-    return _trained(CASES | EXTRA, tmp_path_factory.mktemp("ranks"), shards, run_ranks)
+    return _trained(CASES | EXTRA | SKIPS | BROKEN, ranks_folder, shards, run_ranks)
+
+
+@pytest.fixture(scope="module")
+def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `curves` trains."""
+    return tmp_path_factory.mktemp("ranks")
 
 
 def _trained(
@@ -106,11 +165,12 @@ def _trained(
     for world_size in {case.ranks for case in chosen.values()}:
         names = [name for name, case in chosen.items() if case.ranks == world_size]
         cases = folder / f"cases{world_size}.json"
-        cases.write_text(json.dumps([_arguments(n, folder, shards) for n in names]))
+        cases.write_text(json.dumps([_arguments(n, chosen[n], folder, shards) for n in names]))
         run_ranks(world_size, [WORKER, str(cases)], folder / f"log{world_size}")
     return {
         name: [json.loads(r) for r in (folder / name / "metrics.jsonl").read_text().splitlines()]
         for name in chosen
+        if "," not in name
     }
 
 
@@ -184,3 +244,85 @@ def test_more_ranks_than_cores_and_compiled_layers_agree_too(
     trained = _trained({name: SLOW[name]}, tmp_path, shards, run_ranks)[name]
     for tag in ("loss/total_nats", "optimizer/gradient_norm"):
         assert _scalar(trained, tag) == pytest.approx(_scalar(curves["reference"], tag), rel=1e-5)
+
+
+def _rows_after_skips(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """What no clock and no count of reasons goes into, of the steps whose update was applied."""
+    tags = ("loss/total_nats", "optimizer/gradient_norm", "optimizer/learning_rate")
+    wanted = ("step", "updates/applied", "validation/glm_total_nats", *tags)
+    return [
+        {tag: row[tag] for tag in wanted if tag in row}
+        for row in rows
+        if str(row["step"]) not in WRONG or "updates/applied" not in row
+    ]
+
+
+@pytest.mark.parametrize("name", KINDS_OF_STATE)
+def test_a_skipped_update_leaves_no_trace(
+    name: str, curves: dict[str, list[dict[str, float]]], ranks_folder: Path
+) -> None:
+    _same_but_for_the_reason(name, curves, ranks_folder)
+
+
+@pytest.mark.slow
+def test_a_skipped_update_leaves_no_trace_in_more_kinds_of_state(
+    tmp_path: Path, shards: Path, run_ranks: Callable[..., list[int]]
+) -> None:
+    """A minute on two free cores."""
+    trained = _trained(_skips(MORE_KINDS_OF_STATE), tmp_path, shards, run_ranks)
+    for name in MORE_KINDS_OF_STATE:
+        _same_but_for_the_reason(name, trained, tmp_path)
+
+
+def _same_but_for_the_reason(
+    name: str, curves: dict[str, list[dict[str, float]]], folder: Path
+) -> None:
+    judged, named = curves[f"judged_{name}"], curves[f"named_{name}"]
+    assert judged[-1]["step"] == named[-1]["step"] == SKIP_STEPS
+    assert judged[-2]["updates/applied"] == SKIP_STEPS - len(WRONG)
+    assert len(_rows_after_skips(judged)) == SKIP_STEPS - len(WRONG) + 1
+    assert _rows_after_skips(judged) == _rows_after_skips(named)
+    first, second = (_checkpoint(folder / f"{how}_{name}") for how in ("judged", "named"))
+    assert first.keys() == second.keys() and len(first) > 3
+    assert [n for n in first if not torch.equal(first[n], second[n])] == []
+
+
+def _checkpoint(run: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of weights and moments after the last step."""
+    tensors = {}
+    for path in sorted((run / "checkpoints" / "step-00000008").glob("*.safetensors")):
+        tensors |= {f"{path.name}/{name}": t for name, t in load_file(path).items()}
+    return tensors
+
+
+@pytest.mark.parametrize("name", [*(f"judged_{n}" for n in KINDS_OF_STATE), "broken"])
+def test_every_skip_is_counted_under_its_reason(
+    name: str, curves: dict[str, list[dict[str, float]]]
+) -> None:
+    last = [row for row in curves[name] if "updates/applied" in row][-1]
+    counted = {tag: n for tag, n in last.items() if tag.startswith(("updates/", "data/skipped"))}
+    assert counted == {
+        "updates/applied": 5,
+        "updates/skipped_named": 0,
+        "updates/skipped_non_finite_loss": 1,
+        "updates/skipped_loss_spike": 1,
+        "updates/skipped_gradient": 1,
+        "updates/clipped_gradients": 5,
+        "data/skipped_rows": 24,
+    }
+
+
+def test_the_schedule_counts_applied_updates(curves: dict[str, list[dict[str, float]]]) -> None:
+    rates = _scalar(curves["judged_stage3"], "optimizer/learning_rate")
+    unbroken = [
+        learning_rate(n, peak=1e-3, steps=SKIP_STEPS, schedule=ScheduleConfig(warmup_ratio=0.0))
+        for n in range(5)
+    ]
+    place = [0, 1, 1, 2, 2, 3, 4, 4]  # steps 2, 4 and 7 did not move it
+    assert rates == [unbroken[n] for n in place]
+
+
+def test_a_resume_knows_the_losses_before(curves: dict[str, list[dict[str, float]]]) -> None:
+    # All but the evaluation that ends the first part after step 5.
+    broken = [r for r in _rows_after_skips(curves["broken"]) if r["step"] != 5 or len(r) > 2]
+    assert broken == _rows_after_skips(curves["judged_stage3"])

@@ -18,42 +18,40 @@ ALONE = World(0, 1, 0, torch.device("cpu"), timeout_s=60, launched=False)
 
 
 @pytest.fixture
-def stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StopRequests]:
-    monkeypatch.setattr(World, "sum", lambda _, values: values)
+def stops(tmp_path: Path) -> Iterator[StopRequests]:
     requests = StopRequests(tmp_path, ALONE)
     yield requests
     requests.restore()
 
 
 def test_without_a_request_the_run_goes_on(stops: StopRequests) -> None:
-    assert stops.agreed() is None
+    assert stops.agreed(stops.votes().tolist()) is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_the_reason(stops: StopRequests, number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
-    assert stops.agreed() == number.name
+    assert stops.agreed(stops.votes().tolist()) == number.name
 
 
 def test_what_follows_the_first_signal_changes_nothing(stops: StopRequests) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         os.kill(os.getpid(), number)
-    assert stops.agreed() == "SIGINT"
+    assert stops.agreed(stops.votes().tolist()) == "SIGINT"
 
 
 def test_a_stop_file_is_taken_away_when_it_is_obeyed(stops: StopRequests, tmp_path: Path) -> None:
     (tmp_path / STOP_FILE).touch()
-    assert stops.agreed() == "the file STOP"
+    assert stops.agreed(stops.votes().tolist()) == "the file STOP"
     assert not (tmp_path / STOP_FILE).exists()
 
 
-def test_one_rank_of_many_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_many_is_enough(tmp_path: Path) -> None:
     other_ranks = torch.tensor([3.0, 0, 1, 0, 0, 0])  # three have no reason, one got SIGTERM
-    monkeypatch.setattr(World, "sum", lambda _, values: values + other_ranks)
     requests = StopRequests(
         tmp_path, World(1, 5, 1, torch.device("cpu"), timeout_s=60, launched=True)
     )
-    assert requests.agreed() == "SIGTERM"
+    assert requests.agreed((requests.votes() + other_ranks).tolist()) == "SIGTERM"
     requests.restore()
 
 
@@ -61,10 +59,9 @@ def test_one_rank_of_many_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_only_a_launched_rank_follows_its_parent(
     launched: bool, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(World, "sum", lambda _, values: values)
     requests = StopRequests(tmp_path, World(0, 1, 0, torch.device("cpu"), 60, launched))
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert requests.agreed() == reason
+    assert requests.agreed(requests.votes().tolist()) == reason
     requests.restore()
 
 

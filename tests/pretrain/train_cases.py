@@ -1,22 +1,77 @@
 """Runs several trainings in one process group: a rank of tests/pretrain/test_ranks.py, not a test.
 
-`python train_cases.py CASES.json`, in the environment of a rank; CASES: a list of argument lists.
+`python train_cases.py CASES.json`, in the environment of a rank; CASES: a list of argument lists,
+or of {"arguments": [...], "faults": {"4": "nan"}}: what goes wrong at step 4.
 """
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from torch import Tensor
+
+from pretrain import update
 from pretrain.cli import parse_train
+from pretrain.models.backbone import Backbone
+from pretrain.objectives.glm import GlmObjective
+from pretrain.objectives.loss import LossTerm
 from pretrain.train import run_in
-from pretrain.world import join_world, leave_world
+from pretrain.world import World, join_world, leave_world
 
 
 def main() -> None:
     world = join_world(timeout_s=120)
-    for argv in json.loads(Path(sys.argv[1]).read_text()):
-        run_in(world, *parse_train(argv))
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        arguments, wrong = (case["arguments"], case["faults"]) if "faults" in case else (case, {})
+        with faults(world, wrong):
+            run_in(world, *parse_train(arguments))
     leave_world()
+
+
+@contextmanager
+def faults(world: World, wrong: Mapping[str, str]) -> Iterator[None]:
+    """What the first micro-batch of the last rank brings at the steps named: `nan` or `spike`, a
+    loss; `gradient`, an infinite one of a finite loss."""
+    seed_dropout, loss_terms = update.seed_dropout, GlmObjective.loss_terms
+    place: dict[str, int] = {}
+
+    def noted(seed: int, step: int, micro_batch: int, rank: int) -> None:
+        place.update(step=step + 1, micro_batch=micro_batch)
+        seed_dropout(seed, step, micro_batch, rank)
+
+    def spoiled(
+        objective: GlmObjective, backbone: Backbone, inputs: Mapping[str, Tensor]
+    ) -> dict[str, LossTerm]:
+        terms = loss_terms(objective, backbone, inputs)
+        is_there = world.rank == world.world_size - 1 and place.get("micro_batch") == 0
+        kind = wrong.get(str(place.get("step"))) if is_there and backbone.training else None
+        if kind is not None:
+            terms["total"] = LossTerm(_SPOIL[kind](terms["total"].sum), terms["total"].count)
+        return terms
+
+    setattr(update, "seed_dropout", noted)  # noqa: B010
+    setattr(GlmObjective, "loss_terms", spoiled)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(update, "seed_dropout", seed_dropout)  # noqa: B010
+        setattr(GlmObjective, "loss_terms", loss_terms)  # noqa: B010
+
+
+def _infinite_gradient(loss: Tensor) -> Tensor:
+    spoiled = loss * 1.0
+    spoiled.register_hook(lambda gradient: gradient * float("inf"))
+    return spoiled
+
+
+_SPOIL: dict[str, Any] = {
+    "nan": lambda loss: loss * float("nan"),
+    "spike": lambda loss: loss * 100.0,
+    "gradient": _infinite_gradient,
+}
 
 
 if __name__ == "__main__":
