@@ -1,4 +1,4 @@
-"""python -m data_pipeline prepare | train-tokenizer | inspect | verify | stats."""
+"""python -m data_pipeline prepare | import-megatron | train-tokenizer | inspect | verify | ..."""
 
 import json
 import logging
@@ -74,6 +74,29 @@ def _prepare(options: Namespace) -> int:
         )
         manifest = done.manifest
     print(table(manifest))
+    return 0
+
+
+def _import_megatron(options: Namespace) -> int:
+    from data_pipeline.megatron_import import ImportSettings, import_megatron, parse_end_id
+    from data_pipeline.special import parse_aliases
+    from data_pipeline.stats import table
+
+    settings = ImportSettings(
+        input=options.input,
+        tokenizer=options.tokenizer,
+        output=options.output,
+        validation=options.validation,
+        shard_tokens=options.shard_tokens,
+        mix=options.mix,
+        end_id=parse_end_id(options.end_id),
+        vocab_size=options.vocab_size,
+        retokenize=options.retokenize,
+        aliases=parse_aliases(options.alias),
+        source=options.source,
+        licence=options.licence,
+    )
+    print(table(import_megatron(settings, _progress_bar)))
     return 0
 
 
@@ -185,6 +208,7 @@ def _progress_bar(total_bytes: int | None) -> Iterator[Callable[[int], object]]:
 
 _RUN = {
     "prepare": _prepare,
+    "import-megatron": _import_megatron,
     "train-tokenizer": _train_tokenizer,
     "inspect": _inspect,
     "verify": _verify,

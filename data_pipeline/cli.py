@@ -82,6 +82,24 @@ def _prepare(parser: ArgumentParser) -> None:
     option("--licence", type=str, default=None, help="licence of the text, kept in the manifest")
 
 
+def _import_megatron(parser: ArgumentParser) -> None:
+    """Turn indexed datasets of Megatron-LM (.bin and .idx) into a folder of shards."""
+    option = parser.add_argument
+    option("--config", action="config", help="YAML file with these options")
+    option("--input", type=str, nargs="+", required=True, metavar="NAME", help=_INDEXED)
+    option("--tokenizer", type=str, required=True, metavar="FILE|FOLDER", help=_TOKENIZER)
+    option("--output", type=str, required=True, metavar="DIR", help="folder to make")
+    option("--validation", type=float, default=0.0, metavar="SHARE", help=_VALIDATION)
+    option("--end-id", type=str, default="auto", metavar="ID|auto|none", help=_END_ID)
+    option("--vocab-size", type=int, default=None, metavar="N", help=_OWN_VOCABULARY)
+    option("--retokenize", choices=["check", "ignore"], default="check", help=_RETOKENIZE)
+    option("--alias", type=str, action="append", default=[], metavar="NAME=NAME", help=_ALIAS)
+    option("--shard-tokens", type=int, default=None, metavar="N", help=_SHARD_TOKENS)
+    option("--mix", type=int, default=1, metavar="N", help=_MIX)
+    option("--source", type=str, default=None, help="where the text comes from")
+    option("--licence", type=str, default=None, help="licence of the text")
+
+
 def _train_tokenizer(parser: ArgumentParser) -> None:
     """Train a sentencepiece unigram model on text."""
     _input_options(parser)
@@ -155,6 +173,7 @@ def _input_options(parser: ArgumentParser) -> None:
 
 _COMMANDS = {
     "prepare": _prepare,
+    "import-megatron": _import_megatron,
     "train-tokenizer": _train_tokenizer,
     "inspect": _inspect,
     "verify": _verify,
@@ -162,12 +181,17 @@ _COMMANDS = {
 }
 _WITH_CONFIG = {  # commands with --config, and stand-ins for what a file may leave out
     "prepare": ["--input=unnamed", "--tokenizer=unnamed", "--output=unnamed"],
+    "import-megatron": ["--input=unnamed", "--tokenizer=unnamed", "--output=unnamed"],
     "train-tokenizer": ["--input=unnamed", "--output=unnamed", "--vocab-size=1000"],
 }
 _INPUT = (
     "files ending in .txt .jsonl .json .csv .tsv (or these with .gz .bz2 .xz .zst) or .parquet, "
     "folders, globs, saved datasets, URLs (s3://, hf://, ...)"
 )
+_INDEXED = "NAME of NAME.bin and NAME.idx, several in the order of their documents"
+_END_ID = "id taken off where it ends a document (auto: eos, if the tokenizer itself has one)"
+_OWN_VOCABULARY = "ids that the tokenizer must have by itself, else an error"
+_RETOKENIZE = "ignore: import ids that their own text does not give again"
 _TOKENIZER = "sentencepiece model, or local folder of a transformers tokenizer"
 _VALIDATION = "share of the documents kept for validation, chosen by the hash of their text"
 _ALIAS = "two specials with one id, as pad=eos; may be repeated"

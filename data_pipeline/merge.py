@@ -25,7 +25,7 @@ from data_pipeline.shard_writer import ShardWriter
 from data_pipeline.stored import StoredDocuments
 from data_pipeline.unusable import check_skipped
 
-_SHARD_BYTES = 256 << 20  # of a token file, where shard_tokens is not given
+SHARD_BYTES = 256 << 20  # of a token file, where shard_tokens is not given
 
 
 def merge(
@@ -85,7 +85,7 @@ def _find_repeats(
 
 def _writers(request: Request, folder: Path) -> dict[str, ShardWriter]:
     settings = request.settings
-    shard_tokens = settings.shard_tokens or _SHARD_BYTES // np.dtype(request.dtype).itemsize
+    shard_tokens = settings.shard_tokens or SHARD_BYTES // np.dtype(request.dtype).itemsize
     return {
         name: ShardWriter(folder, name, request.dtype, shard_tokens, settings.mix)
         for name in SPLITS

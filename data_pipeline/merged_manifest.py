@@ -47,7 +47,7 @@ def build_manifest(
     if repeats is not None:
         skipped["duplicate"] = int(repeats.sum())
     splits = {
-        name: _split_entry(w, request.dtype, tokenizer.fingerprint) for name, w in writers.items()
+        name: split_entry(w, request.dtype, tokenizer.fingerprint) for name, w in writers.items()
     }
     _refuse_empty(splits, settings, skipped)
     return Manifest(
@@ -57,7 +57,7 @@ def build_manifest(
         special=tokenizer.special,
         aliases=tokenizer.aliases,
         tokenizer_fingerprint=tokenizer.fingerprint,
-        tokenizer_files=_file_entries(folder / TOKENIZER_FOLDER),
+        tokenizer_files=file_entries(folder / TOKENIZER_FOLDER),
         settings=settings.recorded(),
         source=settings.source,
         licence=settings.licence,
@@ -76,7 +76,8 @@ def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     return added
 
 
-def _split_entry(writer: ShardWriter, dtype: str, tokenizer_fingerprint: str) -> SplitEntry:
+def split_entry(writer: ShardWriter, dtype: str, tokenizer_fingerprint: str) -> SplitEntry:
+    """Close the shards of a split, and give what the manifest says of them."""
     shards = writer.close()
     return SplitEntry(
         documents=sum(s.documents for s in shards),
@@ -157,7 +158,8 @@ def _changed(request: Request, number: int, folder: Path) -> ValueError:
     return ValueError(f"{name} has changed since it was read. Run the same command again.")
 
 
-def _file_entries(folder: Path) -> tuple[FileEntry, ...]:
+def file_entries(folder: Path) -> tuple[FileEntry, ...]:
+    """The files of a folder inside the one of the manifest, by name."""
     entries = []
     for path in sorted(folder.iterdir()):
         with path.open("rb") as raw:

@@ -41,11 +41,16 @@ class Tokenizer:
             if name not in self.aliases:
                 by_id[token] = SPECIAL_TEXT[name]
         self._special_text = by_id
-        self._is_control = np.zeros(self.vocab_size, np.bool_)
-        self._is_control[list(by_id)] = True
-        self._is_control[self.special.unk] = self.special.unk >= backend.num_pieces
+        self.is_control_V = np.zeros(self.vocab_size, np.bool_)  # True: no text gives this id
+        self.is_control_V[list(by_id)] = True
+        self.is_control_V[self.special.unk] = self.special.unk >= backend.num_pieces
         backend.make_control([i for i in by_id if i < backend.num_pieces])
         self._refuse_specials_in_text()
+
+    @property
+    def num_pieces(self) -> int:
+        """Ids of the model itself; the specials it lacks follow."""
+        return self._backend.num_pieces
 
     def encode(self, texts: list[str]) -> list[NDArray[np.int32]]:
         """The ids of each text; never a control id, whatever the text says."""
@@ -125,7 +130,7 @@ class Tokenizer:
         return tokens
 
     def _checked(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        assert not self._is_control[ids].any(), "a control id came out of text"
+        assert not self.is_control_V[ids].any(), "a control id came out of text"
         return ids
 
     def _refuse_specials_in_text(self) -> None:
@@ -133,7 +138,7 @@ class Tokenizer:
         names = {text for texts in KNOWN_PIECES.values() for text in texts}
         names |= {n for n in map(self._backend.declared, SPECIALS) if n}
         for name in sorted(names):
-            if self._is_control[self._backend.encode([f"a {name} b"])[0]].any():
+            if self.is_control_V[self._backend.encode([f"a {name} b"])[0]].any():
                 raise ValueError(
                     f"this tokenizer turns the text {name!r} into a control id even when told to "
                     "read it as text, so a document could forge a mask. Take the piece out of its "
