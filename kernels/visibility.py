@@ -49,8 +49,7 @@ class Visibility:
     def dense_mask(self) -> Tensor:
         """True where the query (third axis) sees the key (last axis): bool (B, 1, T, S)."""
         if "dense" not in self._cache:
-            num_keys = self.lo.shape[1] if self.num_keys is None else self.num_keys
-            key_S = torch.arange(num_keys, device=self.lo.device, dtype=self.lo.dtype)
+            key_S = torch.arange(self._num_keys(), device=self.lo.device, dtype=self.lo.dtype)
             above = key_S >= self.lo[:, :, None]
             below = key_S < self.hi[:, :, None]
             self._cache["dense"] = (above & below & ~self.padding()[:, :, None])[:, None]
@@ -84,6 +83,58 @@ class Visibility:
             self._cache[key] = zeros.masked_fill_(hidden, float("-inf"))
         return self._cache[key]
 
+    def query_intervals(self) -> tuple[Tensor, Tensor]:
+        """lo and hi with padding set to (S, 0): int32 (B, T) each.
+
+        So padding changes neither the least lo of some queries nor the greatest hi.
+        """
+        if "query_intervals" not in self._cache:
+            padding = self.padding()
+            lo = self.lo.masked_fill(padding, self._num_keys()).int().contiguous()
+            hi = self.hi.masked_fill(padding, 0).int().contiguous()
+            self._cache["query_intervals"] = torch.stack((lo, hi))
+        lo, hi = self._cache["query_intervals"].unbind()
+        return lo, hi
+
+    def key_intervals(self) -> tuple[Tensor, Tensor]:
+        """The queries that see each key, as first and one past the last: int32 (B, S) each.
+
+        The transpose of lo and hi, which must rise inside of documents; (T, 0) for a key that
+        nobody sees.
+        """
+        if "key_intervals" not in self._cache:
+            num_queries, num_keys = self.lo.shape[1], self._num_keys()
+            lo, hi = self.query_intervals()
+            # Padding takes its neighbours' values, with which both still rise and it sees nothing.
+            lo = lo.flip(1).cummin(1).values.flip(1).contiguous()
+            hi = hi.cummax(1).values.contiguous()
+            key = torch.arange(num_keys, device=lo.device, dtype=lo.dtype)
+            key = key.expand(len(lo), -1).contiguous()
+            first = torch.searchsorted(hi, key, right=True, out_int32=True)
+            stop = torch.searchsorted(lo, key, right=True, out_int32=True)
+            unseen = first >= stop
+            first = first.masked_fill(unseen, num_queries)
+            self._cache["key_intervals"] = torch.stack((first, stop.masked_fill(unseen, 0)))
+        first, stop = self._cache["key_intervals"].unbind()
+        return first, stop
+
+    def document_bounds(self, num_documents: int) -> tuple[Tensor, Tensor]:
+        """First token of documents 0 .. N - 1 of each row and one past their last: int32 (B, N).
+
+        Both are equal for a document that the row does not have. Padding behind a document may be
+        counted with it.
+        """
+        key = ("document_bounds", num_documents)
+        if key not in self._cache:
+            rising = self.document.cummax(1).values.contiguous()
+            number = torch.arange(num_documents, device=rising.device, dtype=rising.dtype)
+            number = number.expand(len(rising), -1).contiguous()
+            first = torch.searchsorted(rising, number, out_int32=True)
+            stop = torch.searchsorted(rising, number, right=True, out_int32=True)
+            self._cache[key] = torch.stack((first, stop))
+        first, stop = self._cache[key].unbind()
+        return first, stop
+
     def padding(self) -> Tensor:
         """True at positions that belong to no document: bool (B, T)."""
         return self.document < 0
@@ -91,6 +142,9 @@ class Visibility:
     def num_visible_pairs(self) -> Tensor:
         """Pairs of query and visible key in all rows: an int64 scalar tensor (no device sync)."""
         return (self.hi.long() - self.lo).masked_fill(self.padding(), 0).sum()
+
+    def _num_keys(self) -> int:
+        return self.lo.shape[1] if self.num_keys is None else self.num_keys
 
 
 def single_documents(lengths_B: Tensor, seps_B: Tensor, num_tokens: int) -> Visibility:

@@ -58,6 +58,15 @@ install_cpu_torch() { # one bounded try: an index that is out of reach must not 
   fi
 }
 
+install_triton() { # one bounded try too: on CPUs only tests want it, 690 MB unpacked
+  local pin
+  pin=$(grep -E '^triton==' constraints.txt | cut -d' ' -f1)
+  if ! "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps --retries 0 --timeout 15 \
+    "$pin" >>"$log" 2>&1; then
+    say "no wheel of $pin (see .venv/setup.log): the tests of the Triton kernels will be skipped."
+  fi
+}
+
 mend_script_headers() { # some scripts of sdists name the interpreter in a #! line that cannot hold a space
   "$venv/bin/python" - "$venv/bin" <<'END'
 import sys
@@ -109,8 +118,11 @@ rm -f "$venv/setup.stamp"
 extras='test'
 say "installing the pinned dependencies into .venv with $(version_of "$python"), $build build of torch (a few minutes the first time)"
 case $build in
-  cpu) install_cpu_torch ;;
-  default) extras='test,gpu' ;;
+  cpu)
+    install_cpu_torch
+    install_triton
+    ;;
+  default) extras='test,kernels' ;;
 esac
 pip install --constraint constraints.txt --editable ".[$extras]" ||
   refuse "pip could not install the dependencies; its last lines are above, all of them in .venv/setup.log."

@@ -22,6 +22,8 @@ HAS_GPU = _has_nvidia_driver()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not HAS_GPU:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # Read when triton is first imported: its kernels then run on CPU tensors (tests/kernels).
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _elapsed_s: dict[str, float] = defaultdict(float)
 _num_tests: dict[str, int] = defaultdict(int)
