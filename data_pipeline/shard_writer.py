@@ -8,6 +8,7 @@ series several shards are open, and the hash of its text decides into which a do
                                  two series    00000 = a c d g   00001 = b e f
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,12 @@ from data_pipeline.manifest import FileEntry, ShardEntry
 from data_pipeline.shard_files import INDEX_MAGIC, index_layout
 from data_pipeline.stored import StoredDocuments
 
+_INDEX_FIELDS = {  # array of the index: field of the documents, whether it is added up
+    "token_offsets": ("lengths_N", True),
+    "sentence_offsets": ("num_ends_N", True),
+    "prompt_lengths": ("prompt_lengths_N", False),
+    "sentence_ends": ("sentence_ends", False),
+}
 _MAX_DOCUMENTS = 4_000_000  # bounds the index in memory where documents are tiny
 
 
@@ -123,32 +130,34 @@ class _OpenShard:
 
     def finish(self) -> ShardEntry:
         self._file.close()
-        index = self._index()
-        (self._folder / f"{self.name}.index").write_bytes(index)
+        num_ends = sum(len(p.sentence_ends) for p in self._parts)
         return ShardEntry(
             documents=self.num_documents,
             tokens=self.num_tokens,
-            sentence_ends=sum(len(p.sentence_ends) for p in self._parts),
+            sentence_ends=num_ends,
             tokens_file=FileEntry(
                 path=f"{self.name}.tokens",
                 size_bytes=self.num_tokens * self._dtype.itemsize,
                 xxh3=self._hash.hexdigest(),
             ),
-            index_file=FileEntry(
-                path=f"{self.name}.index",
-                size_bytes=len(index),
-                xxh3=xxhash.xxh3_128_hexdigest(index),
-            ),
+            index_file=self._write_index(num_ends),
         )
 
-    def _index(self) -> bytes:
-        arrays = {
-            "token_offsets": ragged.offsets(np.concatenate([p.lengths_N for p in self._parts])),
-            "sentence_offsets": ragged.offsets(np.concatenate([p.num_ends_N for p in self._parts])),
-            "prompt_lengths": np.concatenate([p.prompt_lengths_N for p in self._parts]),
-            "sentence_ends": np.concatenate([p.sentence_ends for p in self._parts]),
-        }
-        counts = [self.num_documents, self.num_tokens, len(arrays["sentence_ends"])]
-        header = INDEX_MAGIC + np.array(counts, "<u8").tobytes()
-        layout = index_layout(counts[0], counts[2])
-        return header + b"".join(arrays[n].astype(d).tobytes() for n, (d, _, _) in layout.items())
+    def _write_index(self, num_ends: int) -> FileEntry:
+        """One array at a time: together they may be hundreds of megabytes."""
+        name, hashed, size_bytes = f"{self.name}.index", xxhash.xxh3_128(), 0
+        counts = [self.num_documents, self.num_tokens, num_ends]
+        with (self._folder / name).open("xb") as file:
+            for content in [INDEX_MAGIC, np.array(counts, "<u8"), *self._index_arrays(num_ends)]:
+                file.write(content)
+                hashed.update(content)
+                size_bytes += memoryview(content).nbytes
+        return FileEntry(path=name, size_bytes=size_bytes, xxh3=hashed.hexdigest())
+
+    def _index_arrays(self, num_ends: int) -> Iterator[NDArray]:
+        """The arrays of index_layout, in its order."""
+        for name, (dtype, _, _) in index_layout(self.num_documents, num_ends).items():
+            field, are_offsets = _INDEX_FIELDS[name]
+            array = np.concatenate([getattr(part, field) for part in self._parts])
+            array = ragged.offsets(array) if are_offsets else array
+            yield np.ascontiguousarray(array, dtype)

@@ -63,7 +63,7 @@ class _Worker:
     """One process and our end of its socket."""
 
     def __init__(self, request: Request, folder: Path) -> None:
-        self._request, self._doing = request, "to begin"
+        self._request, self._doing = request, "beginning"
         self.connection, theirs = Pipe()
         command = [sys.executable, "-m", "data_pipeline.slice_worker", str(theirs.fileno())]
         path = os.pathsep.join(p for p in (str(_ROOT), os.environ.get("PYTHONPATH")) if p)
@@ -93,7 +93,7 @@ class _Worker:
 
     def give(self, number: int) -> None:
         """Let the process prepare a slice."""
-        self._doing = f"to prepare {self._request.slices[number]}"
+        self._doing = f"preparing {self._request.slices[number]}"
         self._send({"slice": number})
 
     def receive(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Small vocabularies of three kinds, made once, and a corpus to prepare."""
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -89,3 +90,23 @@ def write_jsonl(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def mixed_folder(tmp_path_factory) -> Path:
+    """Files of five kinds, 90 kB, with lines that repeat inside files and between them."""
+    rng = random.Random(11)
+
+    def lines(count: int) -> list[str]:
+        return [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(count)]
+
+    folder = tmp_path_factory.mktemp("mixed")
+    common = lines(80)
+    plain = [*lines(900), *common, *common]
+    (folder / "a.txt").write_text("\r\n".join(rng.sample(plain, len(plain))))
+    rows = [json.dumps({"text": text}) for text in [*lines(300), *common]]
+    (folder / "b.jsonl").write_text("\n".join(rows))
+    (folder / "c.txt").write_text("\n\n".join(common))
+    (folder / "d.txt.gz").write_bytes(gzip.compress("\n".join(lines(300)).encode()))
+    (folder / "e.csv").write_text("\n".join(["text", *lines(50)]))
+    return folder
