@@ -1,0 +1,101 @@
+"""Writes the golden loss curves: 20 steps of a small model, fp32 on one CPU rank, by objective.
+
+    python tests/pretrain/golden_curves.py FOLDER      a file NAME.json for each curve
+    python tests/pretrain/golden_curves.py --write     into tests/golden/curves, to be committed
+                                                       with a sentence why the numbers moved
+
+The whole path is under guard: text, tokenizer (kept beside the curves, so that no trainer of
+tokenizers has a part in it), shards, order, blanks, packing, model, ZeRO-3, AdamW, schedule. A new
+objective is a line in OBJECTIVES. tests/pretrain/test_golden_curves.py compares.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "curves"
+STEPS = 20
+
+_KINDS = "objectives.glm.blanks"
+_ONLY = {
+    kind: [f"--{_KINDS}.{k}_prob={float(k == kind)}" for k in ("token", "sentence", "document")]
+    for kind in ("token", "sentence", "document")
+}
+OBJECTIVES: dict[str, list[str]] = {
+    "glm": [],  # the mix of the debug recipe: 40 % token, 30 % sentence, 30 % document
+    "glm_token": _ONLY["token"],
+    "glm_sentence": _ONLY["sentence"],
+    "glm_document": _ONLY["document"],
+}
+
+_SUBJECTS = ["the river", "a teacher", "our house", "the old clock", "every ship", "a small bird"]
+_VERBS = ["sees", "carries", "follows", "writes about", "remembers", "leaves"]
+_OBJECTS = ["the morning", "its letters", "a green field", "the city", "two stones", "no one"]
+
+
+def text() -> str:
+    """300 documents of 1 to 30 sentences, a line each, always the same."""
+    rng = random.Random(17)
+    lines = [
+        " ".join(
+            f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {rng.choice(_OBJECTS)}."
+            for _ in range(rng.choice((1, 1, 2, 3, 8, 30)))
+        )
+        for _ in range(300)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_curves(folder: Path) -> None:
+    """Train every objective and write its curve to `folder`."""
+    from pretrain.cli import parse_train
+    from pretrain.train import run_in
+    from pretrain.world import join_world, leave_world
+
+    with tempfile.TemporaryDirectory() as scratch:
+        shards = _shards(Path(scratch))
+        world = join_world(timeout_s=60)
+        for name, flags in OBJECTIVES.items():
+            argv = [
+                *("--config", str(ROOT / "launch" / "recipes" / "debug.yaml")),
+                *("--name", name, "--runs", scratch, "--data.shards", str(shards)),
+                f"--steps={STEPS}",
+                *("--precision=fp32", "--model.dropout_prob=0", "--evaluation.every_steps=0"),
+                "--checkpoints.every_steps=0",
+                *flags,
+            ]
+            run_in(world, *parse_train(argv))
+            curve = _curve(Path(scratch) / name / "metrics.jsonl")
+            text = json.dumps(curve, indent=1) + "\n"
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+        leave_world()
+
+
+def _shards(folder: Path) -> Path:
+    from data_pipeline.prepare import PrepareSettings, prepare
+
+    source = folder / "text.txt"
+    source.write_text(text(), encoding="utf-8")
+    tokenizer, output = str(GOLDEN / "tokenizer.model"), str(folder / "shards")
+    prepare(PrepareSettings(input=[str(source)], tokenizer=tokenizer, output=output))
+    return folder / "shards"
+
+
+def _curve(metrics: Path) -> dict[str, list[float | None]]:
+    """Losses and gradient norms of every step, by tag."""
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    steps = [row for row in rows if "loss/total_nats" in row]
+    tags = sorted({tag for row in steps for tag in row if tag.startswith("loss/")})
+    return {tag: [row.get(tag) for row in steps] for tag in (*tags, "optimizer/gradient_norm")}
+
+
+if __name__ == "__main__":
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
+    sys.path.insert(0, str(ROOT))
+    target = GOLDEN if sys.argv[1] == "--write" else Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    write_curves(target)
