@@ -22,17 +22,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from data_pipeline.blend import BlendedRun, Mix, Place, first_place, sequence_of
 from data_pipeline.plan import PackingConfig
 from data_pipeline.protocols import Split, Transform
 from data_pipeline.sequence import Position, RowSequence, Run
 
-__all__ = ["Batch", "Position", "training_batches", "validation_batches"]
+__all__ = [
+    "Batch",
+    "Mix",
+    "Place",
+    "Position",
+    "first_place",
+    "training_batches",
+    "validation_batches",
+]
 
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # they ask it to save and stop
 FIELDS = ("ids", "position", "block_position", "targets", "weights", "kind", "document", "lo", "hi")
@@ -44,7 +54,7 @@ class Batch:
 
     block: Tensor
     """(9, B, T) int32: the arrays of PackedRows in the order of FIELDS, weights as fp32 bits."""
-    position: Position
+    position: Place
     """Where to start again after this batch: at the next step if it completes its step, else at the
     beginning of the step it belongs to."""
     tokens: int
@@ -106,8 +116,16 @@ class Batch:
         return replace(self, block=self.block.pin_memory())
 
 
+class RowSource(Protocol):
+    """A sequence of packed rows: of one split, or of several by weight."""
+
+    def take(self, position: Any, num_rows: int, /) -> Run | BlendedRun:
+        """The next rows from `position` on, which is a place of this sequence."""
+        ...
+
+
 def training_batches(
-    split: Split,
+    split: Split | Mix,
     transform: Transform,
     packing: PackingConfig,
     *,
@@ -116,12 +134,13 @@ def training_batches(
     world_size: int,
     micro_rows: int,
     accumulation: int,
-    start: Position,
+    start: Place,
     num_workers: int,
 ) -> Iterator[Batch]:
     """The endless micro batches of one rank, (micro_rows, row_tokens) each, `accumulation` a step.
 
-    start: Position() for a new run, or the position of the last batch that was used.
+    split: one, or a Mix of several, whose rows then follow its weights at every prefix (blend.py).
+    start: first_place(split) for a new run, or the position of the last batch that was used.
     num_workers: processes that build ahead; 0 builds where the batches are asked for.
     Raises ValueError for an empty split, or a start that this data does not have, and later, as
     batches are taken, for damage in the files.
@@ -129,8 +148,7 @@ def training_batches(
     _check_share(rank, world_size, micro_rows=micro_rows, accumulation=accumulation)
     if num_workers < 0:
         raise ValueError(f"num_workers must be at least 0, got {num_workers}.")
-    sequence = RowSequence(split, transform, packing, seed=seed)
-    sequence.check(start)
+    sequence = sequence_of(split, transform, packing, seed=seed, start=start)
     rows = TrainingRows(sequence, rank, world_size, micro_rows, accumulation, start)
     workers: dict = {}
     if num_workers:
@@ -190,12 +208,12 @@ def _one_pass(
 class TrainingRows(IterableDataset):
     """The endless micro batches of one rank; iterated in a worker, those that fall to it."""
 
-    sequence: RowSequence
+    sequence: RowSource
     rank: int
     world_size: int
     micro_rows: int
     accumulation: int
-    start: Position
+    start: Place
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -219,7 +237,7 @@ class TrainingRows(IterableDataset):
         return self.rank + self.world_size * places
 
 
-def _batch(run: Run, index: np.ndarray, position: Position) -> Batch:
+def _batch(run: Run | BlendedRun, index: np.ndarray, position: Place) -> Batch:
     rows = run.build(index)
     block = np.empty((len(FIELDS), *rows.ids.shape), np.int32)
     for place, name in enumerate(FIELDS):
