@@ -72,6 +72,7 @@ class _Worker:
             stdin=subprocess.DEVNULL,
             stdout=2,  # whatever a library prints is not what this command prints
             pass_fds=[theirs.fileno()],
+            process_group=0,  # of Ctrl-C we hear, and close the socket
             env={**os.environ, "PYTHONPATH": path},
         )
         theirs.close()

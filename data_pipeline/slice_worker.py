@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
@@ -19,7 +18,6 @@ _TOLD_BYTES = 4 << 20  # progress is told about this often
 
 def main(handle: int) -> None:
     """Serve the process at the other end of a socket until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the other end hears, and closes
     connection = Connection(handle)
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()

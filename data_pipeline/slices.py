@@ -14,6 +14,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
@@ -22,7 +23,6 @@ import xxhash
 from data_pipeline.byte_stream import CHUNK_BYTES
 from data_pipeline.documents import Document, ReadSettings, Tally, read_source
 from data_pipeline.file_kinds import Source
-from data_pipeline.unusable import stop
 
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 # Encodings in which the byte 10 is a newline wherever it stands.
@@ -80,6 +80,7 @@ def read_piece(
     stretch = replace(
         piece.source, open=lambda: _open_stretch(piece.source, begin, end), first_byte=begin
     )
+    policy = deepcopy(tally.refuse)  # as it is before this piece
     try:
         yield from read_source(stretch, settings, tally, on_bytes)
     except ValueError:
@@ -87,8 +88,7 @@ def read_piece(
             raise
         # What lies in front is counted only now: read again, the error knows its line.
         numbered = replace(stretch, first_line=1 + _line_ends_before(piece.source, begin))
-        refuse = stop if tally.refuse is stop else lambda error: None
-        for _ in read_source(numbered, settings, Tally(refuse=refuse), lambda num_bytes: None):
+        for _ in read_source(numbered, settings, Tally(refuse=policy), lambda num_bytes: None):
             pass
         raise
 

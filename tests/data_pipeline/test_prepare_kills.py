@@ -169,6 +169,20 @@ def test_a_worker_that_dies_ends_the_run_with_one_line(start, tmp_path, large_fo
     assert not any(w.is_running() for w in workers)
 
 
+def test_ctrl_c_is_one_line_and_keeps_what_is_finished(start, tmp_path, large_folder):
+    process = start(tmp_path / "x", "--workers", 2, of=large_folder, slice_bytes=30_000)
+    wait_until(lambda: finished(tmp_path / "x"), process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == (
+        "data_pipeline: interrupted, finished slices are kept: "
+        "the same command goes on behind them.\n"
+    )
+    assert finished(tmp_path / "x") and not any(w.is_running() for w in workers)
+
+
 def test_a_killed_tree_goes_on_behind_what_it_finished(start, arguments, tmp_path, large_folder):
     process = start(tmp_path / "x", "--workers", 2, of=large_folder, slice_bytes=30_000)
     wait_until(lambda: len(finished(tmp_path / "x")) > 5, process)

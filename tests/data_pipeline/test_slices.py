@@ -110,6 +110,12 @@ def test_undecodable_bytes_inside_a_file_are_named_by_line_and_byte(tmp_path):
         texts(plan([tmp_path / "x.txt"], 6))
 
 
+def test_more_skips_than_allowed_are_named_by_the_line_that_is_one_too_many(tmp_path):
+    (tmp_path / "x.jsonl").write_text("\n".join(['{"text": "a"}', "{"] * 9))
+    with pytest.raises(ValueError, match=r"6 broken_json\). The last: \S+x\.jsonl:12: broken"):
+        texts(plan([tmp_path / "x.jsonl"], 20), tally=Tally(refuse=Skipping(5)))
+
+
 def test_what_is_skipped_is_counted_once(tmp_path):
     lines = ['{"text": "a"}', "{", '{"no": 1}', '{"text": 3}', "", '{"text": "b"}'] * 5
     (tmp_path / "x.jsonl").write_text("\n".join(lines))
