@@ -77,6 +77,7 @@ def file_source(
     file = without_credentials(location)
     kind = kind_of(file)
     assert kind is not None
+    name = name.encode("utf-8", "backslashreplace").decode()  # of a file whose name is no text
     return Source(name, kind, location, size_bytes, open_file, compression_of(file))
 
 

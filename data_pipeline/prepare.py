@@ -5,6 +5,7 @@
 What is finished survives a kill: the same request goes on behind it and ends with the same bytes.
 """
 
+import errno
 import logging
 import os
 from collections import Counter
@@ -56,6 +57,13 @@ def prepare(settings: PrepareSettings, watch: Watch = unwatched) -> Manifest:
                 return merge(request, work, on_bytes)
         except ValueError as error:
             raise ValueError(f"{error}{_kept(request, work)}") from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ValueError(
+                f"the disk is full under {work.partial} ({error.strerror}). Make room, and run the "
+                f"same command again.{_kept(request, work)}"
+            ) from error
 
 
 def _prepare_slices(

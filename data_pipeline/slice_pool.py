@@ -36,7 +36,7 @@ def prepare_in_processes(
     """Prepare slices `numbers` into `folder`, each by whichever process is free.
 
     on_finished: told each slice as soon as it is done.
-    Raises ValueError with the first error of a process, or if one has died.
+    Raises the first ValueError or OSError of a process, ValueError if one has died.
     """
     waiting = iter(numbers)
     with ExitStack() as stack:
@@ -98,11 +98,13 @@ class _Worker:
         self._send({"slice": number})
 
     def receive(self) -> dict[str, Any]:
-        """What the process says. Raises ValueError if that is an error, or if it has died."""
+        """What the process says. Raises its error; ValueError if it has died."""
         try:
             message = json.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionError):
             raise self._death() from None
+        if "os" in message:
+            raise OSError(*message["os"])
         if "error" in message:
             raise ValueError(message["error"])
         return message

@@ -34,8 +34,9 @@ def main(handle: int) -> None:
     except ValueError as error:
         _send(connection, {"error": str(error)})
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _send(connection, {"error": f"{where}{error.strerror or error}"})
+        _send(
+            connection, {"error": str(error), "os": [error.errno, error.strerror, error.filename]}
+        )
 
 
 def _listen(connection: Connection, orders: "queue.SimpleQueue[dict[str, Any]]") -> None:

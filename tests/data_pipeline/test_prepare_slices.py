@@ -1,6 +1,8 @@
 """The shards do not know how the work was divided, and what is left out is counted and capped."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from data_pipeline.documents import ReadSettings
 from data_pipeline.merge import merge
 from data_pipeline.output_folder import OutputFolder
+from data_pipeline.parts import PartWriter
 from data_pipeline.prepare import PrepareSettings, prepare
 from data_pipeline.prepare_slice import prepare_slice
 from data_pipeline.request import open_request
@@ -198,6 +201,32 @@ def test_a_file_that_grows_while_it_is_read_is_an_error(settings, write, tmp_pat
         pytest.raises(ValueError, match=r"x\.txt was written to while it was read"),
     ):
         prepare_slice(request, 0, work.slices)
+
+
+def test_a_full_disk_is_said_and_keeps_what_is_finished(settings, tmp_path, monkeypatch):
+    calls = []
+
+    def add(part, *arguments) -> None:
+        calls.append(part)
+        if len(calls) == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(part, *arguments)
+
+    plain = PartWriter.add
+    monkeypatch.setattr(PartWriter, "add", add)
+    with pytest.raises(ValueError, match=r"the disk is full under .*\.x\.partial .*4 of 12 slices"):
+        prepare(settings("x", slice_bytes=SLICE_BYTES))
+    prepare(settings("x", slice_bytes=SLICE_BYTES))
+    assert len(set(map(id, calls[5:]))) == 8  # parts
+
+
+def test_a_file_whose_name_is_no_text_is_named_by_its_bytes(settings, tmp_path):
+    (tmp_path / "in").mkdir()
+    path = os.fsdecode(os.fsencode(tmp_path / "in") + b"/\xff.txt")
+    with open(path, "w") as file:
+        file.write("the river\n")
+    manifest = prepare(settings("x", input=[str(tmp_path / "in")]))
+    assert manifest.sources[0].path == f"{tmp_path}/in/\\udcff.txt"
 
 
 @pytest.mark.parametrize("option", ["workers", "slice_bytes", "shard_tokens"])
