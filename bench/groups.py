@@ -47,6 +47,8 @@ class Group:
 
 GROUPS = {
     "data": Group("bench.data_path", "data_rows"),
+    "start": Group("bench.start", "start_rows"),
+    "checkpoints": Group("bench.checkpoints", "checkpoint_rows"),
     "step_S": Group("bench.step", "step_rows", ("S",)),
     "step_B": Group("bench.step", "step_rows", ("B",)),
     "two_ranks": Group("bench.two_ranks", "two_rank_rows", num_ranks=2),

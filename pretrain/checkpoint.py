@@ -1,101 +1,173 @@
-"""Checkpoints that are complete or invisible, and the way back from them.
+"""Checkpoints that are complete or invisible, and the way back from them, on any number of ranks.
 
     checkpoints/step-00000120/
-        *.pt                 DeepSpeed's shards of weights and optimizer, a set for each rank
-        model.safetensors    the weights whole, for everybody who does not train on
-        manifest.json        sizes, hashes, the trainer's state; written last
-    checkpoints/latest       the name of the newest complete one
+        optimizer-00000-of-00002.safetensors    fp32 weights and moments, a file for each rank
+        model.safetensors                       the weights whole, as the model computes with them
+        manifest.json                           sizes, hashes, the trainer's state; written last
+    checkpoints/latest                          the name of the newest complete one
 
 A checkpoint is written as step-N.partial, its manifest last, and becomes visible by one rename;
 `latest` moves by another. Whatever a kill leaves behind is a .partial, which the next save removes.
-DeepSpeed's shards are pickles: they are opened with weights_only=True, after the manifest's sizes
-and hashes were compared. Reading without DeepSpeed: checkpoint_files.py.
+A disk that is full before a save or becomes so during it ends the save on all ranks with
+DiskFullError, and what was complete before is still there. No file is a pickle. Reading without
+DeepSpeed: checkpoint_files.py; what is in a rank's file: optimizer_state.py.
 """
 
+import errno
 import logging
 import os
-import pickle
-import re
 import shutil
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-import safetensors.torch
 import torch
-from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
 
+from pretrain import optimizer_state
 from pretrain.checkpoint_files import (
     FORMAT,
     MANIFEST,
     WEIGHTS,
     Manifest,
+    checked_weights,
     complete,
     damage,
     folder_name,
-    measure,
+    held_out_nats,
     read_manifest,
 )
 from pretrain.engine import Engine
+from pretrain.mistakes import AgreedError
+from pretrain.retention import Retention, kept
+from pretrain.tensor_files import TensorWriter
+from pretrain.weights import WeightFiles
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
 
-_RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_")
+# No room, the user's quota is used up, or a file may not grow further.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+HEADER_BYTES = 1000  # of a parameter in a file; more than it takes
 
-# The only classes DeepSpeed's files may name besides tensors and plain values.
-_KNOWN_CLASSES = [ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]
+Value = TypeVar("Value")
 
 
-def save(engine: Engine, root: Path, *, update: int, state: dict[str, Any], keep_last: int) -> Path:
+class DiskFullError(AgreedError):
+    """A checkpoint did not fit; the same on every rank, and nothing of it is left."""
+
+
+def save(
+    engine: Engine, root: Path, *, update: int, state: dict[str, Any], retention: Retention
+) -> Path:
     """Write a checkpoint of all ranks under `root`; a collective. Returns its folder.
 
     state: what the trainer needs besides weights and optimizer, as plain JSON values.
+    Raises DiskFullError, the same on every rank, where it does not fit.
     """
     world = engine.world
     final, partial = root / folder_name(update), root / f"{folder_name(update)}.partial"
-    world.on_leader(lambda: _begin(root, partial))
-    engine.deepspeed.save_checkpoint(str(root), tag=partial.name, save_latest=False)
-    _save_weights(engine, partial / WEIGHTS)
-    # One list for all: what ranks see of a shared folder may differ for a while.
-    names = world.on_leader(lambda: sorted(p.name for p in partial.iterdir()))
-    mine = world.together(lambda: {n: measure(partial / n) for n in _share(names, world)})
-    files = {name: entry for part in world.gather(mine) for name, entry in part.items()}
+    mine = f"optimizer-{world.rank:05d}-of-{world.world_size:05d}.safetensors"
+    needed = _needed_bytes(engine)
+
+    _attempt(world, partial, lambda: _begin(root, partial, needed) if world.leads else None)
+    weights = _attempt(world, partial, lambda: _write_weights(engine, partial / WEIGHTS))
+    entry = _attempt(world, partial, lambda: optimizer_state.write(engine, partial / mine))
+    files = dict(world.gather((mine, entry)))
+    files[WEIGHTS] = world.broadcast(weights)
     manifest = Manifest(FORMAT, update, world.world_size, state, _versions(), files)
-    world.on_leader(lambda: _complete(partial, final, manifest, keep_last))
+    _attempt(world, partial, lambda: _complete(partial, final, manifest) if world.leads else None)
+    world.on_leader(lambda: _retire(final, retention))
     return final
 
 
-def _begin(root: Path, partial: Path) -> None:
+def _needed_bytes(engine: Engine) -> int:
+    """What all files of a checkpoint take together, with a margin for their headers."""
+    trained, frozen = engine.num_parameters[True], engine.num_parameters[False]
+    weights = (trained + frozen) * engine.dtype.itemsize
+    optimizer = trained * optimizer_state.BYTES_PER_PARAMETER
+    headers = HEADER_BYTES * len(engine.shapes()) * (engine.world.world_size + 1)
+    return weights + optimizer + headers
+
+
+def _attempt(world: World, partial: Path, act: Callable[[], Value]) -> Value:
+    """What `act` gives on this rank, once the disk took it on all; else nothing of it is left."""
+    value, failure = None, None
+    try:
+        value = act()
+    except OSError as problem:
+        failure = (problem.errno, str(problem))
+    failures = [f for f in world.gather(failure) if f]
+    if not failures:
+        return cast(Value, value)
+    full = [said for number, said in failures if number in DISK_FULL]
+    world.on_leader(lambda: shutil.rmtree(partial, ignore_errors=True))
+    if full:
+        raise DiskFullError(
+            f"{partial.stem} was not saved, the disk is full: {full[0]}. Checkpoints that were "
+            f"complete stay in {partial.parent}. Free space or lower checkpoints.keep_last."
+        )
+    raise AgreedError(f"{partial.stem} was not saved: {failures[0][1]}.")
+
+
+def _begin(root: Path, partial: Path, needed_bytes: int) -> None:
     """Make the folder to write into, and remove what earlier saves and removals left half done."""
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob("step-*"):
-        if not (left / MANIFEST).is_file():
+        if not (left / MANIFEST).is_file() or left.suffix == ".partial":
             logger.info("checkpoint: removing %s, left by a save that was cut off", left)
             shutil.rmtree(left)
+    free_bytes = shutil.disk_usage(root).free
+    if free_bytes < needed_bytes:
+        raise OSError(
+            errno.ENOSPC, f"it takes {needed_bytes:,} bytes, and {free_bytes:,} are free", str(root)
+        )
     partial.mkdir()
 
 
-def _complete(partial: Path, final: Path, manifest: Manifest, keep_last: int) -> None:
-    """Make the checkpoint visible, and remove those that it replaces."""
+def _write_weights(engine: Engine, path: Path) -> dict[str, Any] | None:
+    """Write the whole weights, gathered one at a time; their entry on rank 0, None elsewhere."""
+    layout = {name: (engine.dtype, shape) for name, shape in engine.shapes().items()}
+    failure, writer = None, None
+    # All ranks gather to the end, also past a full disk, so that none waits for another.
+    for _, tensor in engine.weights():
+        if failure or not engine.world.leads:
+            continue
+        try:
+            writer = writer or TensorWriter(path, layout, metadata={"format": "pt"})
+            writer.write(tensor)
+        except OSError as problem:
+            failure = problem
+    if failure:
+        raise failure
+    return writer.finish() if writer else None
+
+
+def _complete(partial: Path, final: Path, manifest: Manifest) -> None:
+    """Make the checkpoint visible; all that a disk can refuse comes before that."""
     root = final.parent
-    for script in root.glob("zero_to_*.py"):  # DeepSpeed's recovery scripts: no code beside weights
-        script.unlink()
     _write_synced(partial / MANIFEST, manifest.text())
+    _write_synced(root / "latest.partial", final.name + "\n")
     _sync(partial)
-    if final.exists():
+    if final.exists():  # of a branch that was given up, see _retire
+        (root / "latest").unlink(missing_ok=True)
         _remove(final, "it is saved anew")
     os.rename(partial, final)
-    _write_synced(root / "latest.partial", final.name + "\n")
     os.replace(root / "latest.partial", root / "latest")
     _sync(root)
-    for later in complete(root):
-        if later.name > final.name:
-            _remove(later, f"the run went on from before it, and now stands at {final.name}")
-    for old in complete(root)[:-keep_last]:
-        _remove(old, f"keep_last {keep_last}")
+
+
+def _retire(newest: Path, rules: Retention) -> None:
+    """Remove the checkpoints that `newest` replaces."""
+    earlier = {}
+    for folder in complete(newest.parent):
+        if folder.name > newest.name:
+            _remove(folder, f"the run went on from before it, and now stands at {newest.name}")
+        else:
+            earlier[int(folder.name.removeprefix("step-"))] = folder
+    stay = kept({step: held_out_nats(folder) for step, folder in earlier.items()}, rules)
+    for step in sorted(earlier.keys() - stay):
+        _remove(earlier[step], f"checkpoints: {rules}")
 
 
 def _remove(folder: Path, why: str) -> None:
@@ -109,60 +181,28 @@ def load(engine: Engine, folder: Path) -> Manifest:
     """Weights, optimizer and the trainer's state from the complete checkpoint `folder`; a
     collective.
 
-    Raises ValueError, the same on every rank, for a damaged file or another number of ranks.
+    Any number of ranks and any ZeRO stage may have written it. Raises ValueError, the same on every
+    rank, for a damaged file.
     """
     world = engine.world
     manifest = world.together(lambda: read_manifest(folder))
-    error = None
-    if manifest.world_size != world.world_size:
-        error = (
-            f"{folder} was saved by {manifest.world_size} ranks, this run has {world.world_size}. "
-            f"Resume with {manifest.world_size} ranks."
+    names = sorted(name for name in manifest.files if name != WEIGHTS)
+    # Hashes are compared once a file: with as many ranks as it was saved by, each takes its own.
+    mine = names[world.rank :: world.world_size]
+    world.agree(world.together(lambda: damage(folder, manifest, mine)))
+    likely_first = mine + [name for name in names if name not in mine]
+    world.together(lambda: optimizer_state.read(engine, [folder / n for n in likely_first]))
+    optimizer_state.publish(engine)
+    if engine.num_parameters[False]:
+        source = world.together(
+            lambda: WeightFiles.open([checked_weights(folder)]) if world.leads else None
         )
-    world.agree(error)
-    names = _share(sorted(manifest.files), world)
-    world.agree(world.together(lambda: damage(folder, manifest, names)))
-    engine.deepspeed.checkpoint_engine = WeightsOnlyEngine()
-    path = world.together(
-        lambda: engine.deepspeed.load_checkpoint(
-            str(folder.parent), tag=folder.name, load_lr_scheduler_states=False
-        )[0]
-    )
-    world.agree(None if path else f"{folder} could not be loaded by DeepSpeed (see its log).")
+        engine.set_frozen(source.tensor if source else None)
+    if manifest.world_size != world.world_size:
+        logger.info(
+            "checkpoint of %d ranks, taken over by %d", manifest.world_size, world.world_size
+        )
     return manifest
-
-
-class WeightsOnlyEngine(TorchCheckpointEngine):
-    """DeepSpeed's reader, allowed tensors, plain values and the few classes DeepSpeed itself
-    writes."""
-
-    def load(self, path: str, map_location: Any = None) -> Any:
-        """The content of one of DeepSpeed's files; ValueError where it holds anything else."""
-        try:
-            with torch.serialization.safe_globals(_KNOWN_CLASSES):
-                return torch.load(path, map_location=map_location, weights_only=True)
-        except pickle.UnpicklingError as error:
-            named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            raise ValueError(
-                f"{path} holds more than tensors and plain values"
-                f"{f' ({named[1]})' if named else ''}: it was not written by this program, and is "
-                "not opened. Resume from another checkpoint: --resume PATH."
-            ) from None
-
-
-def _save_weights(engine: Engine, path: Path) -> None:
-    whole = {name: tensor.contiguous() for name, tensor in engine.weights()}
-    engine.world.on_leader(lambda: safetensors.torch.save_file(whole, path))
-
-
-def _share(names: list[str], world: World) -> list[str]:
-    """The files that this rank wrote, as DeepSpeed names them; rank 0 takes those of no rank."""
-    owners = {name: _RANK_IN_NAME.search(name) for name in names}
-    return [
-        name
-        for name, found in owners.items()
-        if (int(found[1]) if found and int(found[1]) < world.world_size else 0) == world.rank
-    ]
 
 
 def _write_synced(path: Path, text: str) -> None:
@@ -181,6 +221,4 @@ def _sync(folder: Path) -> None:
 
 
 def _versions() -> dict[str, str]:
-    import deepspeed
-
-    return {"torch": torch.__version__, "deepspeed": deepspeed.__version__}
+    return {"torch": torch.__version__, "deepspeed": version("deepspeed")}

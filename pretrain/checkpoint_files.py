@@ -18,7 +18,7 @@ import xxhash
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
@@ -177,17 +177,28 @@ def damage(
 
 def measure(path: Path) -> dict[str, Any]:
     """Size and xxh3 of a file whose bytes are on the disk when this returns."""
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
+    digest, block = xxhash.xxh3_128(), memoryview(bytearray(1 << 20))
+    with open(path, "rb", buffering=0) as file:
         os.fsync(file.fileno())
-        while block := file.read(1 << 24):
-            digest.update(block)
+        while size := file.readinto(block):
+            digest.update(block[:size])
     return {"size_bytes": path.stat().st_size, "xxh3": digest.hexdigest()}
 
 
 def complete(root: Path) -> list[Path]:
     found = root.iterdir() if root.is_dir() else ()
     return sorted(p for p in found if _NAME.fullmatch(p.name) and (p / MANIFEST).is_file())
+
+
+def held_out_nats(folder: Path) -> float | None:
+    """The held-out loss of a complete checkpoint; None where none was measured, or its manifest is
+    damaged."""
+    try:
+        nats = read_manifest(folder).state.get("held_out_nats")
+    except ValueError as error:
+        logger.warning("held-out loss of %s is not known: %s", folder.name, error)
+        return None
+    return float(nats) if isinstance(nats, float | int) else None
 
 
 def newest(root: Path) -> Path | None:

@@ -212,10 +212,20 @@ class CheckpointConfig:
     """Updates between checkpoints; 0 saves only at the end of the run."""
     keep_last: int = 3
     """Complete checkpoints that stay; older ones are removed after a newer one is complete."""
+    keep_every: int = 0
+    """Checkpoints of steps that are multiples of it stay for good; 0 keeps none for that reason."""
+    keep_best: int = 0
+    """This many with the lowest held-out loss stay too; each must fall on an evaluation."""
+    on_disk_full: Literal["stop", "continue"] = "stop"
+    """What a checkpoint that does not fit does: end the run, or let it go on to the next one. The
+    last save of a run always ends it."""
 
     def __post_init__(self) -> None:
-        if self.every_steps < 0:
-            raise ValueError(f"checkpoints.every_steps must be 0 or more, got {self.every_steps}.")
+        for name in ("every_steps", "keep_every", "keep_best"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"checkpoints.{name} must be 0 or more, got {getattr(self, name)}."
+                )
         if self.keep_last < 1:
             raise ValueError(f"checkpoints.keep_last must be at least 1, got {self.keep_last}.")
 
@@ -311,6 +321,13 @@ class Config:
         if self.stop_at_step is not None and not 1 <= self.stop_at_step <= self.steps:
             raise ValueError(
                 f"stop_at_step must lie in 1..steps = {self.steps}, got {self.stop_at_step}."
+            )
+        evaluated, saved = self.evaluation.every_steps, self.checkpoints.every_steps
+        if self.checkpoints.keep_best and (evaluated == 0 or saved % evaluated):
+            raise ValueError(
+                "checkpoints.keep_best needs the held-out loss of every checkpoint: "
+                f"checkpoints.every_steps = {saved} must be a multiple of evaluation.every_steps = "
+                f"{evaluated}, which must not be 0."
             )
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")

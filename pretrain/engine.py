@@ -185,6 +185,31 @@ class Engine:
                 whole = parameter.detach().to("cpu", copy=True) if self.world.leads else None
             yield name, whole if whole is not None else torch.empty(0)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The whole shape of every parameter, in the order of `weights`."""
+        return {
+            name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+            for name, parameter in self.module.named_parameters()
+        }
+
+    @torch.no_grad()
+    def set_frozen(self, weight: Callable[[str], torch.Tensor] | None) -> None:
+        """Give every parameter that is not trained the value weight(name) of rank 0; a collective.
+
+        weight: called on rank 0 alone. What is trained follows from the optimizer's fp32 weights.
+        """
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                continue
+            with deepspeed.zero.GatheredParameters(
+                [parameter], modifier_rank=0, enabled=self.stage == 3
+            ):
+                if self.world.leads:
+                    assert weight is not None
+                    parameter.copy_(weight(name))
+                if self.stage < 3:
+                    self.world.broadcast_tensor(parameter.data)
+
     def _norm_without_zero(self) -> torch.Tensor:
         norms = [p.grad.float().norm() for p in self.module.parameters() if p.grad is not None]
         return torch.stack(norms).norm()

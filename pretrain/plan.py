@@ -11,6 +11,7 @@ answers at once.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -188,10 +189,8 @@ class _Planner:
             memory=memory,
             fits=memory.total <= gpu.memory_bytes,
             largest_micro_rows=self.largest_micro_rows(gpu),
-            checkpoint=checkpoint_bytes(
-                self.num_parameters, zero=self.zero, weight_bytes=self.weight_bytes
-            ),
-            checkpoints_on_disk=config.checkpoints.keep_last + 1,
+            checkpoint=checkpoint_bytes(self.num_parameters, weight_bytes=self.weight_bytes),
+            checkpoints_on_disk=checkpoints_on_disk(config),
             sent_bytes_per_step=sent_bytes(
                 self.num_parameters,
                 zero=self.zero,
@@ -203,6 +202,15 @@ class _Planner:
             mfu=mfu,
             days=config.steps * flop / rate / SECONDS_PER_DAY,
         )
+
+
+def checkpoints_on_disk(config: Config) -> int:
+    """The most complete checkpoints that stay side by side, and the one being written."""
+    rules = config.checkpoints
+    for_good = 0
+    if rules.keep_every and rules.every_steps:
+        for_good = config.steps // math.lcm(rules.keep_every, rules.every_steps)
+    return rules.keep_last + rules.keep_best + for_good + 1
 
 
 def _vocabulary_origin(vocab_size: int | None, rows: RowContent) -> str:

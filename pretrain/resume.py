@@ -34,9 +34,17 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
     }
 
 
-def state(identity_of_run: Mapping[str, Any], positions: Mapping[str, Position]) -> dict[str, Any]:
-    """What a checkpoint keeps besides weights and optimizer, as plain JSON values."""
+def state(
+    identity_of_run: Mapping[str, Any],
+    positions: Mapping[str, Position],
+    held_out_nats: float | None = None,
+) -> dict[str, Any]:
+    """What a checkpoint keeps besides weights and optimizer, as plain JSON values.
+
+    held_out_nats: the loss on the validation split at this step, None where it was not measured.
+    """
     return {
+        "held_out_nats": held_out_nats,
         "positions": {name: asdict(place) for name, place in positions.items()},
         **identity_of_run,
     }

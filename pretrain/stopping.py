@@ -8,6 +8,9 @@ of a step.
 
 SIGTERM and SIGUSR1 after a first signal change nothing: the deepspeed launcher turns one Ctrl-C
 into SIGINT and SIGTERM, and a terminal sends SIGINT to every process of its group.
+
+The deepspeed launcher is two processes, `deepspeed` and under it a launch.py on each host, which
+stays when the first is killed: a rank watches both.
 """
 
 import logging
@@ -38,7 +41,7 @@ class StopRequests:
     def __init__(self, run_folder: Path, world: World) -> None:
         self._stop_file = run_folder / STOP_FILE
         self._world = world
-        self._parent = os.getppid()
+        self._launchers = launchers()
         self._signal: int | None = None
         self._first_at_s = 0.0
         self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
@@ -67,7 +70,7 @@ class StopRequests:
             return signal.Signals(self._signal).name
         if self._world.leads and self._stop_file.exists():
             return "the file STOP"
-        if self._world.launched and os.getppid() != self._parent:
+        if self._world.launched and launchers() != self._launchers:
             return "the launcher is gone"
         return ""
 
@@ -80,3 +83,21 @@ class StopRequests:
         elif number == signal.SIGINT and now_s - self._first_at_s >= SECOND_SIGINT_AFTER_S:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def launchers() -> tuple[int, ...]:
+    """Process numbers of who started this rank: its parent, and the parent of deepspeed's
+    launch.py. Other numbers than before mean that one of them is gone."""
+    parent = os.getppid()
+    if b"deepspeed.launcher.launch" not in _of_process(parent, "cmdline"):
+        return (parent,)
+    after_name = _of_process(parent, "stat").rpartition(b")")[2].split()
+    return (parent, *map(int, after_name[1:2]))
+
+
+def _of_process(number: int, what: str) -> bytes:
+    """A file of /proc; empty where there is none."""
+    try:
+        return Path(f"/proc/{number}/{what}").read_bytes()
+    except OSError:
+        return b""

@@ -23,6 +23,7 @@ from pretrain.evaluate.samples import filled_texts
 from pretrain.judge import REASONS
 from pretrain.metrics import Metrics
 from pretrain.objectives.loss import Objective
+from pretrain.retention import Retention
 from pretrain.run_folder import RunFolder
 from pretrain.run_log import log_to_file
 from pretrain.schedule import learning_rate
@@ -62,10 +63,19 @@ def run_in(world: World, config: Config, start: Start) -> str | None:
 
 
 def checked_shards(config: Config, world: World) -> Shards:
-    """The shards of the run, compared with their manifest as far as the recipe asks."""
+    """The shards of the run, compared with their manifest as far as the recipe asks.
+
+    Raises ValueError for damage, or where they lack what the recipe needs.
+    """
     shards = open_shards(Path(config.data.shards))
     if config.data.verify == "hashes" and world.local_rank == 0:
         check_hashes(shards)
+    held_out = shards.splits.get("validation")
+    if config.checkpoints.keep_best and (held_out is None or not held_out.num_documents):
+        raise ValueError(
+            f"checkpoints.keep_best needs held-out text, and {config.data.shards} has none. "
+            "Prepare the shards with --validation 0.01, or leave out keep_best."
+        )
     return shards
 
 
@@ -100,11 +110,14 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
             metrics.step(step, scalars(done, lr), done.skipped and REASONS[done.skipped])
         setup.judge.stop_if_hopeless(step)
         reason = stops.agreed(done.votes) if step < last else None
+        held_out = None
         if _due(step, config.evaluation.every_steps, last) and not reason:
-            evaluate(setup, step, metrics)
+            held_out = evaluate(setup, step, metrics)
             scalars.restart_clock()
         if _due(step, config.checkpoints.every_steps, last) or reason:
-            save(setup, step, {name: batch.position for name, batch in batches.items()}, metrics)
+            places = {name: batch.position for name, batch in batches.items()}
+            leaves = bool(reason) or step == last
+            save(setup, step, places, metrics, held_out=held_out, leaves=leaves)
             scalars.restart_clock()
         if reason:
             break
@@ -161,8 +174,12 @@ def training_stream(setup: Setup, objective: Objective) -> Iterator[Batch]:
     )
 
 
-def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> None:
-    """Held-out loss and filled texts after `step`; all ranks take part, rank 0 records."""
+def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> float | None:
+    """Held-out loss and filled texts after `step`; all ranks take part, rank 0 records.
+
+    Returns what a training on the validation split would minimise, in nats; None without one.
+    """
+    held_out = None
     split = setup.shards.splits.get("validation")
     if split is not None and split.num_documents:
         batches = {
@@ -179,6 +196,11 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> None:
             for o in setup.objectives
         }
         nats = held_out_nats(setup.engine, setup.objectives, batches)
+        held_out = sum(
+            o.weight * nats.get(f"{o.name}/{term}", 0.0)
+            for o in setup.objectives
+            for term in o.optimised
+        )
         if metrics:
             metrics.evaluation(
                 step, {f"validation/{tag_name(term)}_nats": n for term, n in nats.items()}
@@ -188,6 +210,7 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> None:
             f"step {step} | no validation split in {setup.config.data.shards}, none evaluated"
         )
     fill_texts(setup, step, metrics)
+    return held_out
 
 
 def fill_texts(setup: Setup, step: int, metrics: Metrics | None) -> None:
@@ -198,17 +221,36 @@ def fill_texts(setup: Setup, step: int, metrics: Metrics | None) -> None:
             metrics.text(step, "samples/filled_text", text)
 
 
-def save(setup: Setup, step: int, positions: dict[str, Position], metrics: Metrics | None) -> None:
-    """A checkpoint after `step`, with the metrics on disk before it claims the step."""
+def save(
+    setup: Setup,
+    step: int,
+    positions: dict[str, Position],
+    metrics: Metrics | None,
+    *,
+    held_out: float | None,
+    leaves: bool,
+) -> None:
+    """A checkpoint after `step`, with the metrics on disk before it claims the step.
+
+    leaves: the run ends with it, so that a full disk is an error whatever the recipe says.
+    """
     if metrics:
         metrics.flush()
-    folder = checkpoint.save(
-        setup.engine,
-        setup.folder.checkpoints,
-        update=step,
-        state=resume.state(identity_of(setup), positions) | {"judge": setup.judge.state(step)},
-        keep_last=setup.config.checkpoints.keep_last,
-    )
+    rules = setup.config.checkpoints
+    try:
+        folder = checkpoint.save(
+            setup.engine,
+            setup.folder.checkpoints,
+            update=step,
+            state=resume.state(identity_of(setup), positions, held_out)
+            | {"judge": setup.judge.state(step)},
+            retention=Retention(rules.keep_last, rules.keep_every, rules.keep_best),
+        )
+    except checkpoint.DiskFullError as problem:
+        if leaves or rules.on_disk_full == "stop":
+            raise
+        logger.error("%s The run goes on (checkpoints.on_disk_full: continue).", problem)
+        return
     if metrics:
         metrics.saved(step, folder)
 

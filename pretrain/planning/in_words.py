@@ -92,11 +92,11 @@ def _verdict(plan: Plan) -> str:
 
 def _cost_lines(plan: Plan) -> list[str]:
     whole = sum(plan.checkpoint.values())
-    shards, weights = (size(plan.checkpoint[k]) for k in ("deepspeed_shards", "model_safetensors"))
+    optimizer, weights = (size(plan.checkpoint[k]) for k in ("optimizer", "model"))
     seconds = plan.days * 86_400 / plan.steps
     return [
-        f"a checkpoint  {size(whole)}: {shards} of DeepSpeed's shards, {weights} of "
-        f"model.safetensors; up to {plan.checkpoints_on_disk} on disk, "
+        f"a checkpoint  {size(whole)}: {optimizer} of optimizer state, {weights} of "
+        f"weights; up to {plan.checkpoints_on_disk} on disk, "
         f"{size(whole * plan.checkpoints_on_disk)}",
         f"traffic       {size(plan.sent_bytes_per_step)} sent by each GPU an update, "
         f"{plan.sent_bytes_per_step / seconds / 1e9:.3g} GB/s at the speed below",

@@ -142,11 +142,9 @@ def sent_bytes(
     return each * num_parameters * (ranks - 1) / ranks
 
 
-def checkpoint_bytes(num_parameters: int, *, zero: Zero, weight_bytes: int) -> dict[str, float]:
-    """Bytes of one checkpoint by file, all ranks together (pretrain/checkpoint.py)."""
-    optimizer = MOMENTS + (0 if zero.stage == 0 and weight_bytes == FP32 else MASTER)
-    in_shards = optimizer + (0 if zero.stage == 3 else weight_bytes)
+def checkpoint_bytes(num_parameters: int, *, weight_bytes: int) -> dict[str, float]:
+    """Bytes of one checkpoint by file, all ranks together, at any stage (checkpoint.py)."""
     return {
-        "deepspeed_shards": float(in_shards * num_parameters),
-        "model_safetensors": float(weight_bytes * num_parameters),
+        "optimizer": float((MASTER + MOMENTS) * num_parameters),
+        "model": float(weight_bytes * num_parameters),
     }

@@ -66,6 +66,12 @@ def rank_environments(world_size: int) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
+def environments() -> Callable[[int], list[dict[str, str]]]:
+    """Gives the environment of each rank of a new process group."""
+    return rank_environments
+
+
+@pytest.fixture(scope="session")
 def start_ranks() -> Callable[..., list[subprocess.Popen[str]]]:
     """Starts `python ARGV...` once a rank; output goes to `log.rank`."""
 

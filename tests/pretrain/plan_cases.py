@@ -20,6 +20,7 @@ from pretrain.models.backbone import Backbone, decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import ObjectiveModel
+from pretrain.retention import Retention
 from pretrain.world import join_world, leave_world
 
 SHAPE = BackboneShape(num_layers=4, hidden_size=256, num_heads=4, dropout_prob=0.0)
@@ -84,7 +85,9 @@ def main(stage: int, precision: str, reduction: str, folder: Path) -> None:
         del loss
         held = sum(size for place, size in storages().items() if place not in before)
         engine.end_micro_batch(1e-3)
-    saved = checkpoint.save(engine, folder / "saved", update=3, state={}, keep_last=1)
+    saved = checkpoint.save(
+        engine, folder / "saved", update=3, state={}, retention=Retention(keep_last=1)
+    )
     result = {
         "parameters": engine.num_parameters[True],
         "held_bytes": held,

@@ -18,7 +18,7 @@ from pretrain.config import Config
 from pretrain.models.backbone import Backbone, num_positions
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
-from pretrain.plan import GPUS, Plan, in_words, plan_run
+from pretrain.plan import GPUS, Plan, checkpoints_on_disk, in_words, plan_run
 from pretrain.planning.activations import (
     MicroBatch,
     activation_bytes,
@@ -187,10 +187,27 @@ def test_plain_fp32_without_zero_has_no_copy_of_the_weights() -> None:
     zero = Zero.of({})
     state = rank_state(10, zero=zero, ranks=2, weight_bytes=4)
     assert (state.weights, state.gradients, state.optimizer) == (40, 40, 80)
-    assert checkpoint_bytes(10, zero=zero, weight_bytes=4) == {
-        "deepspeed_shards": 120.0,
-        "model_safetensors": 40.0,
-    }
+
+
+def test_a_checkpoint_holds_fp32_weights_and_moments_and_what_the_model_computes_with() -> None:
+    assert checkpoint_bytes(10, weight_bytes=2) == {"optimizer": 120.0, "model": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        ((), 4),
+        (("--checkpoints.keep_last=1",), 2),
+        (("--checkpoints.keep_best=2", "--evaluation.every_steps=10"), 6),
+        (("--checkpoints.keep_every=100", "--checkpoints.every_steps=50", "--steps=1000"), 14),
+        (("--checkpoints.keep_every=300", "--checkpoints.every_steps=200", "--steps=1000"), 5),
+    ],
+)
+def test_checkpoints_on_disk_are_those_that_may_stay_and_one_in_writing(
+    flags: tuple[str, ...], most: int, repository: Path
+) -> None:
+    recipe = str(repository / "launch" / "recipes" / "debug.yaml")
+    assert checkpoints_on_disk(parse_train(["--config", recipe, *flags])[0]) == most
 
 
 def test_visible_pairs_are_those_of_the_picture() -> None:

@@ -1,0 +1,83 @@
+"""A rank of tests/pretrain/test_full_disk.py: saves on a disk that is full before and during it.
+
+`python disk_cases.py SMALL_DISK FOLDER CASES.json`, in the environment of a rank. SMALL_DISK holds
+one checkpoint and not two, or is "-"; CASES.json: a list of [name, arguments of a training].
+"""
+
+import json
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pretrain.checkpoint import DiskFullError, save
+from pretrain.cli import parse_train
+from pretrain.retention import Retention
+from pretrain.run_folder import RunFolder
+from pretrain.setup import set_up
+from pretrain.train import checked_shards, run_in
+from pretrain.world import World, join_world, leave_world
+
+
+def main(small_disk: str, folder: Path, cases: list[tuple[str, list[str]]]) -> None:
+    """Writes what each case said and left on the disk to FOLDER/results.RANK.json."""
+    world = join_world(timeout_s=60)
+    results: dict[str, Any] = {}
+    results["a file may not grow"] = _saves_under_a_limit(world, folder, cases[0][1])
+    for name, arguments in cases[1:] if small_disk != "-" else []:
+        config, start = parse_train(arguments)
+        lies = name.endswith("met in writing")
+        shutil_usage = shutil.disk_usage
+        if lies:  # as where another process takes the room meanwhile
+            shutil.disk_usage = lambda _: SimpleNamespace(free=1 << 40)
+        try:
+            said = run_in(world, config, start)
+        except DiskFullError as error:
+            said = str(error)
+        shutil.disk_usage = shutil_usage
+        run = RunFolder(Path(config.runs) / config.name)
+        results[name] = {
+            "said": said,
+            "steps": run.metrics.read_text().count("loss/total_nats"),
+            **_left(run.checkpoints),
+        }
+        world.barrier()
+        if world.leads:
+            shutil.rmtree(run.path)
+        world.barrier()
+    (folder / f"results.{world.rank}.json").write_text(json.dumps(results))
+    leave_world()
+
+
+def _saves_under_a_limit(world: World, folder: Path, arguments: list[str]) -> dict[str, Any]:
+    """Step 1 is saved; at step 2 the last rank alone may not write; step 3 is saved again."""
+    config, start = parse_train(arguments)
+    run = RunFolder(folder / "limited")
+    world.on_leader(run.lock)
+    engine = set_up(config, checked_shards(config, world), run, start, world).engine
+    root, retention = run.checkpoints, Retention(keep_last=2)
+    save(engine, root, update=1, state={}, retention=retention)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if world.rank == world.world_size - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited[1]))
+    try:
+        said = str(save(engine, root, update=2, state={}, retention=retention))
+    except DiskFullError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    left = _left(root)
+    world.barrier()  # until all have looked
+    save(engine, root, update=3, state={}, retention=retention)
+    return {"said": said, **left, "after": _left(root)["names"]}
+
+
+def _left(root: Path) -> dict[str, Any]:
+    latest = (root / "latest").read_text().strip()
+    return {"names": sorted(os.listdir(root)), "latest": latest}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text()))
