@@ -17,7 +17,10 @@ from data_pipeline.backend import EncodedTexts
 # Quotes and brackets that close what the sentence opened: ASCII, curly, guillemets, full-width.
 _CLOSERS = "\"'\\)\\]\\}\u201d\u2019\u00bb\u300d\u300f\uff09\u3011\u300b"
 _WIDE_MARKS = "\u2026\u3002\uff1f\uff01\uff1b\uff1a"
-_ENDS = re.compile(rf"[.?!;:]+[{_CLOSERS}]*(?=\s|\Z)|[{_WIDE_MARKS}]+[{_CLOSERS}]*|\n+")
+# From the first of several marks only, and never less than all of them: linear in any text.
+_ENDS = re.compile(
+    rf"(?<![.?!;:])[.?!;:]++[{_CLOSERS}]*+(?=\s|\Z)|[{_WIDE_MARKS}]+[{_CLOSERS}]*|\n+"
+)
 
 
 def sentence_ends(text: str) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ a vocabulary whose ordinary words still give such an id is refused by tokenizer.
 """
 
 import json
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
 
@@ -29,6 +30,9 @@ class TokenizersBackend:
             self._tokenizer = Tokenizer.from_str(payload.decode("utf-8"))
         except Exception as error:  # the Rust library raises bare Exception
             raise ValueError(f"{name} is no tokenizer.json ({error}).") from error
+        refuse_shared_ids(
+            [(t["content"], t["id"]) for t in json.loads(payload).get("added_tokens") or []], name
+        )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -111,6 +115,21 @@ class TokenizersBackend:
         )
         tokenizer.encode_special_tokens = True
         return tokenizer
+
+
+def refuse_shared_ids(added: Iterable[tuple[str, int]], name: str) -> None:
+    """Raise ValueError where two added pieces have one id: the library would move one, in silence.
+
+    added: pieces and their ids, as a file of the tokenizer has them.
+    """
+    owner: dict[int, str] = {}
+    for piece, number in added:
+        if owner.setdefault(number, piece) != piece:
+            raise ValueError(
+                f"{name} gives {owner[number]!r} and {piece!r} the same id {number}. Pieces must "
+                "differ (in GLM-10B-Chinese eop and gmask share one by mistake): give the second "
+                "an id of its own after the last."
+            )
 
 
 def _without_prefix(node: object) -> object:

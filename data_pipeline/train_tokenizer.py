@@ -82,14 +82,15 @@ def chunks(text: str) -> Iterator[str]:
     """A text cut into pieces of at most 4,096 bytes, at newlines if that works, else at spaces."""
     text = text.replace(_RESERVED, " ")
     for stretch in re.split(r"(?<=\n)", text):
-        while len(stretch.encode()) > _CHUNK_BYTES:
-            head = stretch.encode()[:_CHUNK_BYTES].decode("utf-8", "ignore")
+        at = 0
+        while len(rest := stretch[at : at + _CHUNK_BYTES + 1].encode()) > _CHUNK_BYTES:
+            head = rest[:_CHUNK_BYTES].decode("utf-8", "ignore")
             cut = head.rfind(" ") if " " in head[1:] else len(head)
             cut = cut if cut > 0 else len(head)
-            yield stretch[:cut]
-            stretch = stretch[cut:]
-        if stretch.strip():
-            yield stretch
+            yield head[:cut]
+            at += cut
+        if (last := stretch[at:]).strip():
+            yield last
 
 
 def sampled(texts: Iterable[str], limit_bytes: int) -> list[str]:

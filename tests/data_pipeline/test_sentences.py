@@ -1,6 +1,7 @@
 """Sentences end where a reader sees them end, whatever the tokens are."""
 
 import re
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -95,3 +96,11 @@ def test_every_character_is_a_token_and_ends_rise_to_the_last(text):
     assert (np.diff(counts) > 0).all() and counts[0] >= 1 and counts[-1] == len(text)
     for stretch in np.split(np.array(list(text)), counts[:-1]):
         assert not re.search(r"[.?!:]\s+\S|\n\s*\S", "".join(stretch).strip())
+
+
+@pytest.mark.parametrize("unit", [".", ".)", "!?", "\u3002", "\n", ")", ". "])
+def test_marks_without_end_take_linear_time(unit):
+    """A row of dots of a table of contents, 400,000 long: quadratic would be minutes."""
+    start = time.process_time()
+    sentence_ends(unit * (400_000 // len(unit)) + "a")
+    assert time.process_time() - start < 10

@@ -91,3 +91,11 @@ def test_a_sample_stays_below_its_size_and_does_not_follow_the_order():
     shuffled = random.Random(1).sample(texts, len(texts))
     assert set(sampled(shuffled, 10_000)) == set(sample)
     assert sampled(texts, 1 << 20) == texts
+
+
+def test_a_line_of_millions_of_characters_is_cut_in_linear_time():
+    import time
+
+    start = time.process_time()
+    pieces = list(chunks("d\u00e9j\u00e0 vu " * 1_000_000))
+    assert time.process_time() - start < 5 and max(len(p.encode()) for p in pieces) <= 4096
