@@ -36,7 +36,7 @@ class Tiles:
 HALF_PRECISION = {
     # kernel: (heads up to 64 wide, heads up to 128 wide); docs/kernels.md has what they compile to
     "forward": (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2)),
-    "query_gradient": (Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
+    "query_gradient": (Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2)),
     "key_gradient": (Tiles(64, 128, 8, 2), Tiles(64, 64, 8, 2)),
     "delta": (Tiles(64, 64, 4, 1), Tiles(64, 64, 4, 1)),
     "slot_gradient": (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),

@@ -1,6 +1,6 @@
 """Kernels compiled for a chip on a machine without one, and what they take of it.
 
-    resources = compile_kernel(ATTENTION["forward"], chip=90, head_width=64)
+    resources = compile_kernel(attention_kernels(64)["forward"], chip=90, dtype="bf16")
     resources.registers, resources.spilled_bytes, resources.shared_bytes, resources.has_atomics
 
 Triton lowers a kernel to PTX and its own ptxas to machine code; neither asks for a driver. Must run
@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 
 CHIPS = {80: "sm_80", 90: "sm_90a"}  # A100; H100 and H200, with wgmma
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # what one block may take of the chip
+MAX_SPILLED_BYTES = 256  # a thread; seen: 152 where the forward pass of wide heads meets sm_80
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,19 @@ class Resources:
     matrix_instructions: tuple[str, ...]
 
 
-def compile_kernel(kernel: Kernel, chip: int, dtype: str) -> Resources:
+def faults(resources: Resources, chip: int) -> list[str]:
+    """What a kernel may not take or do, in words; nothing where all is well."""
+    found = []
+    if resources.spilled_bytes > MAX_SPILLED_BYTES:
+        found.append(f"spills {resources.spilled_bytes} bytes, allowed {MAX_SPILLED_BYTES}")
+    if resources.shared_bytes > SHARED_BYTES[chip]:
+        found.append(f"takes {resources.shared_bytes} shared bytes of {SHARED_BYTES[chip]}")
+    if resources.has_atomics:
+        found.append("has atomics, so that its sums differ from run to run")
+    return found
+
+
+def compile_kernel(kernel: Kernel, chip: int, dtype: str = "bf16") -> Resources:
     """Compile for compute capability `chip` (80 or 90) with activations of `dtype` ("bf16")."""
     names = kernel.function.arg_names
     types = {name: _type_of(name, kernel, dtype) for name in names}
