@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from data_pipeline.byte_stream import CHUNK_BYTES
 from data_pipeline.decoded_text import DecodedText
 from data_pipeline.file_kinds import Source, scrubbed
 from data_pipeline.json_rows import Record, json_file, json_lines
@@ -27,6 +28,7 @@ from data_pipeline.text_lines import (
 )
 from data_pipeline.unusable import Refuse, Unusable
 
+_UNPACKED_BYTES = 1 << 29
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
@@ -140,41 +142,55 @@ def parquet_records(
 ) -> Iterator[Record]:
     """Rows of a Parquet file, the wanted columns alone where all are there.
 
-    Columns are read as dictionaries and rows made one by one: a text that a small file repeats a
-    million times is held once. Raises Unusable where the file cannot be read on.
+    Raises Unusable where the file cannot be read on.
     """
     import pyarrow
     import pyarrow.parquet
 
     try:
-        schema = pyarrow.parquet.ParquetFile(raw).schema_arrow
-        raw.seek(0)
-        present = schema.names
+        # Buffered: else whole groups of rows are held.
+        file = pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=CHUNK_BYTES)
+        present = file.schema_arrow.names
         # Columns that are missing are reported by the first row, in the words JSON Lines gets.
         chosen = [c for c in wanted if c in present] or present[:1]
-        flat = [c for c in chosen if not pyarrow.types.is_nested(schema.field(c).type)]
-        file = pyarrow.parquet.ParquetFile(raw, read_dictionary=flat)
         has_all = set(wanted) <= set(present)
-        row_number = 0
-        for batch in file.iter_batches(columns=chosen, batch_size=1024):
-            columns = {n: batch.column(n) for n in batch.schema.names}
-            for i in range(batch.num_rows):
-                row_number += 1
-                where = f"{name}, row {row_number}"
-                if not has_all:
-                    yield where, dict.fromkeys(present)
-                    continue
-                try:
-                    row = {n: column[i].as_py() for n, column in columns.items()}
-                except UnicodeDecodeError as error:
-                    refuse(Unusable("wrong_encoding", where, f"not valid utf-8 ({error.reason})."))
-                    continue
-                yield where, row
+        for number, row in enumerate(_parquet_rows(file, chosen), start=1):
+            where = f"{name}, row {number}"
+            if not has_all:
+                yield where, dict.fromkeys(present)
+                continue
+            try:
+                values = {n: value.as_py() for n, value in row.items()}
+            except UnicodeDecodeError as error:
+                refuse(Unusable("wrong_encoding", where, f"not valid utf-8 ({error.reason})."))
+                continue
+            yield where, values
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk, not of what stands on it
         reason = " ".join(str(error).split())
         raise Unusable("broken_parquet", name, f"no readable Parquet file ({reason}).") from error
+
+
+def _parquet_rows(file: Any, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows of pyarrow scalars.
+
+    A file may hold a text once and name it a million times: no row is larger than what its group
+    stores, so that many are unpacked at once as cannot exceed _UNPACKED_BYTES, but at least 16.
+    """
+    for group in range(file.metadata.num_row_groups):
+        stored = file.metadata.row_group(group)
+        of_columns = [stored.column(c) for c in range(stored.num_columns)]
+        size_bytes = sum(
+            c.total_uncompressed_size
+            for c in of_columns
+            if c.path_in_schema.partition(".")[0] in columns
+        )
+        batch_rows = min(max(_UNPACKED_BYTES // max(size_bytes, 1), 16), 1024)
+        for batch in file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns):
+            arrays = {name: batch.column(name) for name in batch.schema.names}
+            for row in range(batch.num_rows):
+                yield {name: array[row] for name, array in arrays.items()}
 
 
 def dataset_records(source: Source) -> Iterator[Record]:

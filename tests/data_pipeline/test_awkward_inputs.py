@@ -195,14 +195,14 @@ def _zstd(content: bytes) -> bytes:
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "json", "csv"])
 @pytest.mark.parametrize("packed", ["gz", "bz2", "xz", "zst"])
 def test_what_unpacks_without_end_is_bounded(write, kind, packed, monkeypatch):
-    """50 million characters in a file of some kB, read in pieces of a MiB, never held."""
+    """30 million characters in a file of some kB, read in pieces of a MiB, never held."""
     import tracemalloc
 
     for module in (text_lines, documents, json_rows, records):
         monkeypatch.setattr(module, "MAX_CHARACTERS", 1 << 20)
     begin = {"txt": "a\n", "jsonl": '{"text": "', "json": '[{"text": "', "csv": 'text\n"'}[kind]
     compress = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": _zstd}[packed]
-    path = write(f"x.{kind}.{packed}", compress(begin.encode() + b"x" * 50_000_000))
+    path = write(f"x.{kind}.{packed}", compress(begin.encode() + b"x" * 30_000_000))
     assert path.stat().st_size < 60_000
     tracemalloc.start()
     texts, counts = read_on(path)
@@ -297,18 +297,32 @@ def test_a_parquet_string_that_is_no_utf_8_is_named_by_row(tmp_path):
     assert read_on(path) == (["fine", "end"], {"wrong_encoding": 1})
 
 
-def test_a_parquet_text_repeated_many_times_is_held_once(tmp_path):
+def _allocated_by_reading(path) -> tuple[int, int]:
+    """Documents of a file, and the most bytes that pyarrow held while they were read."""
     import pyarrow
 
-    path = _parquet(tmp_path / "x.parquet", text=["x" * 2_000_000] * 200)
-    assert path.stat().st_size < 200_000
-    before = pyarrow.total_allocated_bytes()
-    num = 0
+    before, most, num = pyarrow.total_allocated_bytes(), 0, 0
     for source in find_sources([str(path)], Counter()):
-        for document in read_source(source, ReadSettings(), Tally(), lambda n: None):
-            num += len(document.text) == 2_000_000
-            assert pyarrow.total_allocated_bytes() - before < 100_000_000
-    assert num == 200
+        for _ in read_source(source, ReadSettings(), Tally(), lambda n: None):
+            num += 1
+            most = max(most, pyarrow.total_allocated_bytes() - before)
+    return num, most
+
+
+def test_a_parquet_text_repeated_many_times_is_not_unpacked_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_UNPACKED_BYTES", 1 << 24)
+    path = _parquet(tmp_path / "x.parquet", text=["x" * 1_000_000] * 120)
+    assert path.stat().st_size < 200_000
+    num, most = _allocated_by_reading(path)
+    assert num == 120 and most < 60_000_000
+
+
+def test_a_parquet_file_of_one_group_is_read_in_pieces(tmp_path):
+    rng = np.random.default_rng(0)
+    path = _parquet(tmp_path / "x.parquet", text=[rng.bytes(2000).hex() for _ in range(15_000)])
+    assert path.stat().st_size > 50_000_000
+    num, most = _allocated_by_reading(path)
+    assert num == 15_000 and most < 20_000_000
 
 
 TEXTS = [
