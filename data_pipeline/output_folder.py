@@ -91,7 +91,10 @@ def remove_leftovers(final: str | Path) -> None:
     """Remove the work on a complete folder, which a kill right after its completion leaves."""
     partial = OutputFolder(final).partial
     if partial.exists():
-        lock = _locked(partial, Path(final), is_shared=False)
+        try:
+            lock = _locked(partial, Path(final), is_shared=False)
+        except ValueError:  # whoever has completed it is about to remove them
+            return
         shutil.rmtree(partial, ignore_errors=True)
         os.close(lock)
 

@@ -210,7 +210,7 @@ def test_of_two_at_once_one_is_refused_or_both_are_right(start, arguments, tmp_p
 
 @pytest.mark.slow
 def test_kills_at_random_moments_never_change_a_byte(start, tmp_path, large_folder):
-    """30 kills of the whole process tree, in the merge too; takes about two minutes."""
+    """30 kills of the whole process tree, in the merge too; takes two to five minutes."""
     rng = random.Random(1)
     options = ["--dedup", "exact", "--mix", "4", "--shard-tokens", "30000"]
     done(start(tmp_path / "whole", *options, of=large_folder))
@@ -219,11 +219,13 @@ def test_kills_at_random_moments_never_change_a_byte(start, tmp_path, large_fold
         number += 1
         output, code, kept = tmp_path / f"x{number}", None, {}
         while code != 0:
-            assert kept.items() <= finished(output).items()
+            # They are removed behind the last step alone, when the folder is in its place.
+            assert output.exists() or kept.items() <= finished(output).items()
             kept = finished(output)
             process = start(output, "--workers", rng.randint(1, 3), *options, of=large_folder)
             try:
                 code = process.wait(timeout=rng.uniform(0.2, 6.0))
+                assert code == 0, process.communicate()
             except subprocess.TimeoutExpired:
                 kills += 1
                 merges += (OutputFolder(output).partial / "shards").exists()
