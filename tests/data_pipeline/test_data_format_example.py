@@ -64,6 +64,7 @@ def test_every_command_at_the_top_is_understood(page):
     assert {parse(shlex.split(c)).command for c in commands} == {
         "train-tokenizer",
         "prepare",
+        "import-megatron",
         "stats",
         "inspect",
         "verify",
