@@ -21,6 +21,7 @@ from data_pipeline.transforms.blank import BlankConfig
 from pretrain.filling.draft import Draft
 from pretrain.filling.fill import Writer
 from pretrain.filling.sampling import FillSettings
+from pretrain.models.backbone import lay_out_for_decoding
 
 PROMPT_TOKENS, WRITTEN_TOKENS = 128, 64
 BATCHES = (1, 16)
@@ -56,7 +57,9 @@ def decoding_rows(name: str, quick: bool) -> list[Row]:
 def _ours(size: Size, prompts: np.ndarray, written: int) -> Callable[[], None]:
     settings = FillSettings(max_tokens=written, min_tokens=written)
     tokenizer = cast(Tokenizer, InventedTokenizer(size.vocab_size))
-    writer = Writer(size.backbone().eval(), tokenizer, settings, BlankConfig(), None)
+    backbone = size.backbone().eval()
+    lay_out_for_decoding(backbone)  # as pretrain/trained.py opens it
+    writer = Writer(backbone, tokenizer, settings, BlankConfig(), None)
 
     @torch.no_grad()
     def run() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
-from pretrain.models.backbone import Backbone
+from pretrain.models.backbone import Backbone, lay_out_for_decoding
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.weights import WeightFiles, copy_into, difference, shapes_of
@@ -33,6 +33,8 @@ def backbone_of(
     """
     model = empty_model(weights, shape, num_positions=num_positions, source=source)
     model.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        lay_out_for_decoding(model)
     copy_into(model, weights)
     return model.backbone.eval()
 

@@ -16,7 +16,13 @@ from torch.nn import functional as F
 
 from kernels.visibility import Visibility, single_documents
 from pretrain.convert import from_published_glm, to_published_glm
-from pretrain.models.backbone import Backbone, check_positions, decays, num_positions
+from pretrain.models.backbone import (
+    Backbone,
+    check_positions,
+    decays,
+    lay_out_for_decoding,
+    num_positions,
+)
 from pretrain.models.shape import BackboneShape
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm"
@@ -381,3 +387,18 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(backbone(*row), backbone(*row))
     backbone.train()
     assert not torch.equal(backbone(*row), backbone(*row))
+
+
+def test_the_layout_for_decoding_changes_no_weight_and_no_answer():
+    backbone = Backbone(SHAPE_A, vocab_size=64, num_positions=33).eval()
+    weights = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    ids_BT = torch.arange(12).reshape(2, 6)
+    positions_B2T = torch.arange(6).expand(2, 2, 6)
+    visibility = single_documents(torch.tensor([6, 6]), torch.tensor([0, 0]), 6)
+    before = backbone(ids_BT, positions_B2T, visibility)
+
+    lay_out_for_decoding(backbone)
+
+    assert backbone.layers[0].mlp.up.weight.stride() == (1, 4 * SHAPE_A.hidden_size)
+    assert all(torch.equal(t, weights[name]) for name, t in backbone.state_dict().items())
+    torch.testing.assert_close(backbone(ids_BT, positions_B2T, visibility), before)
