@@ -27,10 +27,14 @@ Latent slots are keys beside those of the row: M of them belong to each document
 its queries and by nobody else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +48,11 @@ class Visibility:
     hi: Tensor
     document: Tensor
     num_keys: int | None = None
-    _cache: dict[object, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def dense_mask(self) -> Tensor:
         """True where the query (third axis) sees the key (last axis): bool (B, 1, T, S)."""
-        if "dense" not in self._cache:
-            key_S = torch.arange(self._num_keys(), device=self.lo.device, dtype=self.lo.dtype)
-            above = key_S >= self.lo[:, :, None]
-            below = key_S < self.hi[:, :, None]
-            self._cache["dense"] = (above & below & ~self.padding()[:, :, None])[:, None]
-        return self._cache["dense"]
+        return self.kept("dense", self._dense_mask)
 
     def slot_mask(self, num_documents: int, num_slots: int) -> Tensor:
         """True where the slot is one of the query's document: bool (B, 1, T, documents x slots).
@@ -74,27 +73,14 @@ class Visibility:
         the caller.
         """
         key = (dtype, num_documents, num_slots)
-        if key not in self._cache:
-            seen = self.dense_mask()
-            if num_slots:
-                seen = torch.cat((self.slot_mask(num_documents, num_slots), seen), dim=-1)
-            hidden = ~(seen | self.padding()[:, None, :, None])
-            zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            self._cache[key] = zeros.masked_fill_(hidden, float("-inf"))
-        return self._cache[key]
+        return self.kept(key, lambda: self._additive_mask(*key))
 
     def query_intervals(self) -> tuple[Tensor, Tensor]:
         """lo and hi with padding set to (S, 0): int32 (B, T) each.
 
         So padding changes neither the least lo of some queries nor the greatest hi.
         """
-        if "query_intervals" not in self._cache:
-            padding = self.padding()
-            lo = self.lo.masked_fill(padding, self._num_keys()).int().contiguous()
-            hi = self.hi.masked_fill(padding, 0).int().contiguous()
-            self._cache["query_intervals"] = torch.stack((lo, hi))
-        lo, hi = self._cache["query_intervals"].unbind()
-        return lo, hi
+        return self.kept("query_intervals", self._query_intervals)
 
     def key_intervals(self) -> tuple[Tensor, Tensor]:
         """The queries that see each key, as first and one past the last: int32 (B, S) each.
@@ -102,21 +88,7 @@ class Visibility:
         The transpose of lo and hi, which must rise inside of documents; (T, 0) for a key that
         nobody sees.
         """
-        if "key_intervals" not in self._cache:
-            num_queries, num_keys = self.lo.shape[1], self._num_keys()
-            lo, hi = self.query_intervals()
-            # Padding takes its neighbours' values, with which both still rise and it sees nothing.
-            lo = lo.flip(1).cummin(1).values.flip(1).contiguous()
-            hi = hi.cummax(1).values.contiguous()
-            key = torch.arange(num_keys, device=lo.device, dtype=lo.dtype)
-            key = key.expand(len(lo), -1).contiguous()
-            first = torch.searchsorted(hi, key, right=True, out_int32=True)
-            stop = torch.searchsorted(lo, key, right=True, out_int32=True)
-            unseen = first >= stop
-            first = first.masked_fill(unseen, num_queries)
-            self._cache["key_intervals"] = torch.stack((first, stop.masked_fill(unseen, 0)))
-        first, stop = self._cache["key_intervals"].unbind()
-        return first, stop
+        return self.kept("key_intervals", self._key_intervals)
 
     def document_bounds(self, num_documents: int) -> tuple[Tensor, Tensor]:
         """First token of documents 0 .. N - 1 of each row and one past their last: int32 (B, N).
@@ -125,15 +97,7 @@ class Visibility:
         counted with it.
         """
         key = ("document_bounds", num_documents)
-        if key not in self._cache:
-            rising = self.document.cummax(1).values.contiguous()
-            number = torch.arange(num_documents, device=rising.device, dtype=rising.dtype)
-            number = number.expand(len(rising), -1).contiguous()
-            first = torch.searchsorted(rising, number, out_int32=True)
-            stop = torch.searchsorted(rising, number, right=True, out_int32=True)
-            self._cache[key] = torch.stack((first, stop))
-        first, stop = self._cache[key].unbind()
-        return first, stop
+        return self.kept(key, lambda: self._document_bounds(num_documents))
 
     def padding(self) -> Tensor:
         """True at positions that belong to no document: bool (B, T)."""
@@ -142,6 +106,50 @@ class Visibility:
     def num_visible_pairs(self) -> Tensor:
         """Pairs of query and visible key in all rows: an int64 scalar tensor (no device sync)."""
         return (self.hi.long() - self.lo).masked_fill(self.padding(), 0).sum()
+
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` gives, made once for all layers that ask under one key."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _dense_mask(self) -> Tensor:
+        key_S = torch.arange(self._num_keys(), device=self.lo.device, dtype=self.lo.dtype)
+        above = key_S >= self.lo[:, :, None]
+        below = key_S < self.hi[:, :, None]
+        return (above & below & ~self.padding()[:, :, None])[:, None]
+
+    def _additive_mask(self, dtype: torch.dtype, num_documents: int, num_slots: int) -> Tensor:
+        seen = self.dense_mask()
+        if num_slots:
+            seen = torch.cat((self.slot_mask(num_documents, num_slots), seen), dim=-1)
+        hidden = ~(seen | self.padding()[:, None, :, None])
+        zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return zeros.masked_fill_(hidden, float("-inf"))
+
+    def _query_intervals(self) -> tuple[Tensor, Tensor]:
+        padding = self.padding()
+        lo = self.lo.masked_fill(padding, self._num_keys()).int().contiguous()
+        return lo, self.hi.masked_fill(padding, 0).int().contiguous()
+
+    def _key_intervals(self) -> tuple[Tensor, Tensor]:
+        lo, hi = self.query_intervals()
+        # Padding takes its neighbours' values, with which both still rise and it sees nothing.
+        lo = lo.flip(1).cummin(1).values.flip(1).contiguous()
+        hi = hi.cummax(1).values.contiguous()
+        key = torch.arange(self._num_keys(), device=lo.device, dtype=lo.dtype)
+        key = key.expand(len(lo), -1).contiguous()
+        first = torch.searchsorted(hi, key, right=True, out_int32=True)
+        stop = torch.searchsorted(lo, key, right=True, out_int32=True)
+        unseen = first >= stop
+        return first.masked_fill(unseen, self.lo.shape[1]), stop.masked_fill(unseen, 0)
+
+    def _document_bounds(self, num_documents: int) -> tuple[Tensor, Tensor]:
+        rising = self.document.cummax(1).values.contiguous()
+        number = torch.arange(num_documents, device=rising.device, dtype=rising.dtype)
+        number = number.expand(len(rising), -1).contiguous()
+        first = torch.searchsorted(rising, number, out_int32=True)
+        return first, torch.searchsorted(rising, number, right=True, out_int32=True)
 
     def _num_keys(self) -> int:
         return self.lo.shape[1] if self.num_keys is None else self.num_keys
