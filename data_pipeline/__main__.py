@@ -109,6 +109,8 @@ def _train_tokenizer(options: Namespace) -> int:
         output=options.output,
         vocab_size=options.vocab_size,
         character_coverage=options.character_coverage,
+        on_error=options.on_error,
+        max_skipped=options.max_skipped,
         read=_read_settings(options, None),
     )
     tally = train_tokenizer(settings, _progress_bar)

@@ -72,8 +72,6 @@ def _prepare(parser: ArgumentParser) -> None:
     option("--shard-tokens", type=int, default=None, metavar="N", help=_SHARD_TOKENS)
     option("--mix", type=int, default=1, metavar="N", help=_MIX)
     option("--dedup", choices=["none", "exact"], default="none", help=_DEDUP)
-    option("--on-error", choices=["stop", "skip"], default="stop", help=_ON_ERROR)
-    option("--max-skipped", type=int, default=1000, metavar="N", help=_MAX_SKIPPED)
     option("--workers", type=int, default=None, metavar="N", help=_WORKERS)
     option("--slice-bytes", type=int, default=64 << 20, metavar="N", help=_SLICE_BYTES)
     option(
@@ -169,6 +167,8 @@ def _input_options(parser: ArgumentParser) -> None:
         metavar="NAME",
         help="encoding of files, but for .parquet",
     )
+    option("--on-error", choices=["stop", "skip"], default="stop", help=_ON_ERROR)
+    option("--max-skipped", type=int, default=1000, metavar="N", help=_MAX_SKIPPED)
 
 
 _COMMANDS = {

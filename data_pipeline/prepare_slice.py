@@ -14,7 +14,7 @@ from data_pipeline.encode import encode_documents
 from data_pipeline.parts import PartWriter, PieceRecord, SliceRecord
 from data_pipeline.request import Request, refuse_changed
 from data_pipeline.slices import read_piece
-from data_pipeline.unusable import Skipping, stop
+from data_pipeline.unusable import policy, skipped_by
 
 
 def prepare_slice(
@@ -28,8 +28,7 @@ def prepare_slice(
     Raises ValueError on anything wrong with the input; nothing of the slice stays then.
     """
     work, settings = request.slices[number], request.settings
-    skipping = Skipping(settings.max_skipped)
-    tally = Tally(refuse=skipping if settings.on_error == "skip" else stop)
+    tally = Tally(refuse=policy(settings.on_error, settings.max_skipped))
     pieces = []
     with PartWriter(folder, work.fingerprint, request.dtype) as part:
         for piece in work.pieces:
@@ -47,7 +46,7 @@ def prepare_slice(
             pieces,
             skipped=counted(tally.skipped),
             cleaned=counted(tally.cleaned),
-            unusable=counted(skipping.counts),
+            unusable=counted(skipped_by(tally.refuse)),
         )
 
 

@@ -19,6 +19,7 @@ from data_pipeline.slices import Piece, plan_slices
 from data_pipeline.sources import find_sources
 from data_pipeline.text_lines import text_encoding
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.unusable import OnError, policy
 
 PART_FORMAT = 1  # raised whenever the same input would give other parts
 _MAX_SERIES = 256  # shards open at once, of each split
@@ -39,7 +40,7 @@ class PrepareSettings:
     """Series of shards that documents are dealt to by the hash of their text; 1: in their order."""
     dedup: Literal["none", "exact"] = "none"
     """exact: a document whose text and prompt an earlier one has is left out."""
-    on_error: Literal["stop", "skip"] = "stop"
+    on_error: OnError = "stop"
     """What is done about lines, rows and files that cannot be used; skip: left out and counted."""
     max_skipped: int = 1000
     """Lines, rows and files that may be skipped before the run ends after all."""
@@ -59,8 +60,7 @@ class PrepareSettings:
             raise ValueError(f"--validation must lie in [0, 1), got {self.validation}.")
         if not 1 <= self.mix <= _MAX_SERIES:
             raise ValueError(f"--mix must lie in 1..{_MAX_SERIES}, got {self.mix}.")
-        if self.max_skipped < 0:
-            raise ValueError(f"--max-skipped must be at least 0, got {self.max_skipped}.")
+        policy(self.on_error, self.max_skipped)
         for name in ("shard_tokens", "workers", "slice_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:

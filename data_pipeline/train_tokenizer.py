@@ -20,6 +20,7 @@ from data_pipeline.documents import ReadSettings, Tally, read_source
 from data_pipeline.output_folder import check_named
 from data_pipeline.sources import find_sources, total_bytes
 from data_pipeline.special import SPECIAL_TEXT, SPECIALS
+from data_pipeline.unusable import OnError, policy, skipped_by
 from data_pipeline.watch import Watch, unwatched
 
 _CHUNK_BYTES = 4096  # the library leaves longer pieces of text out
@@ -38,6 +39,10 @@ class TokenizerSettings:
     """Share of the characters of the corpus that get a piece; the others become bytes."""
     sample_bytes: int = 1 << 30
     """Text kept in memory for training; of a larger corpus a fixed sample of about this size."""
+    on_error: OnError = "stop"
+    """What is done about lines, rows and files that cannot be used; skip: left out and counted."""
+    max_skipped: int = 1000
+    """Lines, rows and files that may be skipped before the run ends after all."""
     read: ReadSettings = field(default_factory=ReadSettings)
 
     def __post_init__(self) -> None:
@@ -59,7 +64,7 @@ def train_tokenizer(settings: TokenizerSettings, watch: Watch = unwatched) -> Ta
     output = Path(settings.output)
     if output.exists():
         raise ValueError(f"--output {output} exists. Choose another name, or remove it.")
-    tally = Tally()
+    tally = Tally(refuse=policy(settings.on_error, settings.max_skipped))
     sources = find_sources(settings.input, tally.skipped)
     with watch(total_bytes(sources)) as on_bytes:
         documents = (
@@ -68,6 +73,7 @@ def train_tokenizer(settings: TokenizerSettings, watch: Watch = unwatched) -> Ta
             for document in read_source(source, settings.read, tally, on_bytes)
         )
         sample = sampled((c for d in documents for c in chunks(d.text)), settings.sample_bytes)
+    tally.skipped.update(skipped_by(tally.refuse))
     if not sample:
         raise ValueError("the inputs hold no document, so there is nothing to train on.")
     model = _train(sample, settings.vocab_size, settings.character_coverage)

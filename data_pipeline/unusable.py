@@ -12,6 +12,7 @@ plain ValueError, which always ends the run.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 class Unusable(ValueError):
@@ -25,6 +26,7 @@ class Unusable(ValueError):
         self.reason, self.where, self.detail = reason, where, detail
 
 
+OnError = Literal["stop", "skip"]
 Refuse = Callable[[Unusable], None]
 
 
@@ -43,6 +45,18 @@ class Skipping:
     def __call__(self, error: Unusable) -> None:
         self.counts[error.reason] += 1
         check_skipped(self.counts, self.limit, str(error))
+
+
+def policy(on_error: OnError, max_skipped: int) -> Refuse:
+    """What --on-error and --max-skipped ask for."""
+    if max_skipped < 0:
+        raise ValueError(f"--max-skipped must be at least 0, got {max_skipped}.")
+    return Skipping(max_skipped) if on_error == "skip" else stop
+
+
+def skipped_by(refuse: Refuse) -> Counter[str]:
+    """What a policy has left out so far, by reason."""
+    return refuse.counts if isinstance(refuse, Skipping) else Counter()
 
 
 def check_skipped(counts: Counter[str], limit: int, last: str = "") -> None:

@@ -1,5 +1,6 @@
 """A model is trained the same way each time, loses nothing, and errors say what would work."""
 
+import json
 import random
 import re
 
@@ -99,3 +100,15 @@ def test_a_line_of_millions_of_characters_is_cut_in_linear_time():
     start = time.process_time()
     pieces = list(chunks("d\u00e9j\u00e0 vu " * 1_000_000))
     assert time.process_time() - start < 5 and max(len(p.encode()) for p in pieces) <= 4096
+
+
+def test_rows_that_cannot_be_used_are_left_out_where_asked(corpus_file, tmp_path):
+    rows = [json.dumps({"text": line}) for line in corpus_file.read_text().splitlines()]
+    (tmp_path / "x.jsonl").write_text("\n".join([*rows, "{", '{"text": null}']))
+    with pytest.raises(ValueError, match=r"x\.jsonl:301: broken JSON"):
+        train(tmp_path / "x.jsonl", tmp_path / "m")
+    assert train(tmp_path / "x.jsonl", tmp_path / "m", on_error="skip") == train(
+        corpus_file, tmp_path / "n"
+    )
+    with pytest.raises(ValueError, match="more than --max-skipped 1 "):
+        train(tmp_path / "x.jsonl", tmp_path / "o", on_error="skip", max_skipped=1)
