@@ -18,7 +18,7 @@ the rows: BlendedPosition.source_tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.pack import concatenate, padding_rows
+from data_pipeline.pack import concatenate, padding_rows, take_rows
 from data_pipeline.plan import PackingConfig
 from data_pipeline.protocols import Split, Transform
 from data_pipeline.rows import PackedRows
@@ -136,8 +136,7 @@ class BlendedRun:
             places.append(missing)
             blocks.append(padding_rows(len(missing), self.row_tokens))
         order = np.argsort(np.concatenate(places))
-        together = concatenate(blocks)
-        return PackedRows(**{f.name: getattr(together, f.name)[order] for f in fields(PackedRows)})
+        return take_rows(concatenate(blocks), order)
 
     def source_tokens(self, index: NDArray[np.int64]) -> int:
         """Tokens of the text in these rows, CLS and eos counted, before anything is blanked."""

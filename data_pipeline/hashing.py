@@ -79,3 +79,10 @@ def uniform_int(keys: NDArray[np.uint64], draw: ArrayLike, bound: ArrayLike) -> 
     """
     bounds = np.asarray(bound).astype(np.uint64)
     return (((draws(keys, draw) >> np.uint64(32)) * bounds) >> np.uint64(32)).astype(np.int64)
+
+
+def normal(keys: NDArray[np.uint64], draw: ArrayLike) -> NDArray[np.float64]:
+    """A draw from N(0, 1) for each key. Takes the draws 2 x draw and 2 x draw + 1 (Box-Muller)."""
+    first = 2 * np.atleast_1d(np.asarray(draw, np.int64))
+    radius = np.sqrt(-2.0 * np.log1p(-uniform(keys, first)))
+    return radius * np.cos(2.0 * np.pi * uniform(keys, first + 1))

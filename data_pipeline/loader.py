@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from data_pipeline.blend import BlendedRun, Mix, Place, first_place, sequence_of
+from data_pipeline.pack import ARRAYS
 from data_pipeline.plan import PackingConfig
 from data_pipeline.protocols import Split, Transform
 from data_pipeline.sequence import Position, RowSequence, Run
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # they ask it to save and stop
-FIELDS = ("ids", "position", "block_position", "targets", "weights", "kind", "document", "lo", "hi")
+FIELDS = ARRAYS
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Batch:
     """Positions that are not padding."""
     source_tokens: int
     """Tokens of the text in these rows, CLS and eos counted, before anything is blanked."""
+    sources: Tensor | None = None
+    """(2, B, T) int32: ids and document (-1 on padding) of the texts before they were blanked,
+    where the transform keeps them."""
+    keys: Tensor | None = None
+    """(B, N) int64: the bits of the hash key of each document of a row, with the sources."""
 
     @property
     def padding(self) -> int:
@@ -109,11 +115,15 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """The batch on another device."""
-        return replace(self, block=self.block.to(device, non_blocking=non_blocking))
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
         """The batch in page-locked memory, from which copies to a GPU run beside computation."""
-        return replace(self, block=self.block.pin_memory())
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        sources, keys = (t if t is None else change(t) for t in (self.sources, self.keys))
+        return replace(self, block=change(self.block), sources=sources, keys=keys)
 
 
 class RowSource(Protocol):
@@ -244,7 +254,11 @@ def _batch(run: Run | BlendedRun, index: np.ndarray, position: Place) -> Batch:
         values = getattr(rows, name)
         block[place] = values.view(np.int32) if values.dtype == np.float32 else values
     tokens = int((rows.document >= 0).sum())
-    return Batch(torch.from_numpy(block), position, tokens, run.source_tokens(index))
+    sources = keys = None
+    if rows.sources is not None:
+        sources = torch.from_numpy(np.stack((rows.sources.ids, rows.sources.document)))
+        keys = torch.from_numpy(rows.sources.keys.view(np.int64))
+    return Batch(torch.from_numpy(block), position, tokens, run.source_tokens(index), sources, keys)
 
 
 def _check_share(rank: int, world_size: int, **counts: int) -> None:

@@ -51,6 +51,15 @@ class Pieces:
 
 
 @dataclass(frozen=True)
+class Sources:
+    """What N pieces read before anything was blanked, end to end, for models that encode them."""
+
+    lengths_N: NDArray[np.int64]
+    ids: NDArray[np.int32]  # piece i owns lengths_N[i] of them, CLS first
+    keys_N: NDArray[np.uint64]  # the hash key of each piece (hashing.key): what noise is drawn from
+
+
+@dataclass(frozen=True)
 class Rows:
     """Rows of N pieces, end to end: row i owns `lengths_N[i]` entries of every flat array."""
 
@@ -62,6 +71,16 @@ class Rows:
     targets: NDArray[np.int32]
     weights: NDArray[np.float32]  # 0 where the position carries no loss
     kind: NDArray[np.uint8]  # index into KINDS
+    sources: Sources | None = None  # where the transform keeps them
+
+
+@dataclass(frozen=True)
+class PackedSources:
+    """The sources of B packed rows, laid end to end like the rows: document d here is d there."""
+
+    ids: NDArray[np.int32]  # (B, T)
+    document: NDArray[np.int32]  # (B, T); -1 on padding
+    keys: NDArray[np.uint64]  # (B, N) for the N documents of the fullest row; 0 where there is none
 
 
 @dataclass(frozen=True)
@@ -81,3 +100,4 @@ class PackedRows:
     document: NDArray[np.int32]  # 0, 1, 2, ... inside each packed row; -1 on padding
     lo: NDArray[np.int32]
     hi: NDArray[np.int32]
+    sources: PackedSources | None = None

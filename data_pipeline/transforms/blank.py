@@ -26,12 +26,20 @@ class BlankTransform:
     """Draws and builds blank-infilling rows of texts of at most `source_tokens` tokens.
 
     vocab_size: ids in use before and, as the attribute, with the sentinels that come behind them.
+    keeps_sources: whether rows carry the texts before they were blanked, for an encoder.
     """
 
     def __init__(
-        self, config: BlankConfig, special: SpecialIds, *, source_tokens: int, vocab_size: int
+        self,
+        config: BlankConfig,
+        special: SpecialIds,
+        *,
+        source_tokens: int,
+        vocab_size: int,
+        keeps_sources: bool = False,
     ) -> None:
         self.config = config
+        self.keeps_sources = keeps_sources
         self.source_tokens = source_tokens
         self.marks = marks_of(config, special, source_tokens=source_tokens, vocab_size=vocab_size)
         self.vocab_size = vocab_size + 2 * self.marks.num_sentinels
@@ -52,4 +60,4 @@ class BlankTransform:
 
         Raises ValueError if there are not as many tokens as the plan says.
         """
-        return build_rows(tokens, plan, self.marks)
+        return build_rows(tokens, plan, self.marks, keeps_sources=self.keeps_sources)

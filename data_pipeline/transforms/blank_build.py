@@ -14,14 +14,14 @@ The suffix form of the document level, with its last d tokens written (no eop, e
     targets         CLS 1 2 g | 3   4 5 6 eos                   g = [gMASK]
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import hashing, ragged
-from data_pipeline.rows import KINDS, Rows
+from data_pipeline.rows import KINDS, Rows, Sources
 from data_pipeline.special import SpecialIds
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_plan import BlankPlan
@@ -81,12 +81,18 @@ class _Written:
     eop: NDArray[np.int64]  # the positions among W whose target is eop
 
 
-def build_rows(tokens: NDArray[np.integer], plan: BlankPlan, marks: BlankMarks) -> Rows:
+def build_rows(
+    tokens: NDArray[np.integer], plan: BlankPlan, marks: BlankMarks, *, keeps_sources: bool = False
+) -> Rows:
     """The rows of N pieces. tokens: their stored tokens end to end, without CLS and eos.
 
+    keeps_sources: the rows carry CLS, the tokens and eos of each piece too, as they were.
     Raises ValueError if the tokens are not as many as the plan says, or the sentinels run out.
     """
     source = _with_cls_and_eos(tokens, plan, marks)
+    sources = None
+    if keeps_sources:
+        sources = Sources(plan.source_lengths_N, source[:-1].copy(), plan.keys_N)
     written = _written(plan)
     mask_S, sop_S = _mark_ids(plan, marks)
 
@@ -105,7 +111,8 @@ def build_rows(tokens: NDArray[np.integer], plan: BlankPlan, marks: BlankMarks) 
     source[written.start_S] = mask_S
     rank = np.cumsum(kept, dtype=np.int32)
     mask_position_S = rank[written.start_S] - rank[written.begin_S]
-    return _lay_out(source[kept], inputs, targets, mask_position_S, written, plan, marks)
+    rows = _lay_out(source[kept], inputs, targets, mask_position_S, written, plan, marks)
+    return replace(rows, sources=sources)
 
 
 def _written(plan: BlankPlan) -> _Written:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_pipeline.pack import concatenate, pack_rows, padding_rows
+from data_pipeline.pack import ARRAYS, concatenate, pack_rows, padding_rows
 from data_pipeline.rows import Rows
 
 
@@ -59,7 +59,7 @@ def test_intervals_rise_with_the_position_and_stay_inside_their_document():
 
 
 def test_dtypes_are_those_of_the_contract():
-    dtypes = {name: str(getattr(PACKED, name).dtype) for name in vars(PACKED)}
+    dtypes = {name: str(getattr(PACKED, name).dtype) for name in ARRAYS}
     int32 = ("ids", "position", "block_position", "targets", "document", "lo", "hi")
     assert dtypes == {**dict.fromkeys(int32, "int32"), "weights": "float32", "kind": "uint8"}
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.memory import MemorySplit
+from data_pipeline.pack import ARRAYS
 from data_pipeline.plan import PackingConfig, num_windows, plan_window
 from data_pipeline.rows import PackedRows
 from data_pipeline.special import SPECIALS, SpecialIds
@@ -49,7 +50,7 @@ def make_split(lengths: list[int], prompts: list[int], sentence_share: float, se
 
 def read_packed_row(packed: PackedRows, b: int) -> list[list[int]]:
     """The source tokens of each document of a packed row; asserts all that a row promises."""
-    row = {name: getattr(packed, name)[b].tolist() for name in vars(packed)}
+    row = {name: getattr(packed, name)[b].tolist() for name in ARRAYS}
     num_documents = max(row["document"]) + 1
     used = len(row["document"]) - row["document"].count(-1)
     assert row["document"][:used] == sorted(row["document"][:used])
