@@ -21,7 +21,7 @@ WRONG_BYTE = re.compile("[\udc80-\udcff]")  # as it stands in the text; right by
 _LINE_END = re.compile(r"\r\n?|\n")
 NAME_IT = "Name the encoding the file was written in, as --encoding latin-1."
 _LOOKED_AT_BYTES = 4096  # of a file, to tell what it is
-_CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
+_CONTROLS = bytes(set(range(1, 32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with the other's
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -132,7 +132,10 @@ def _marked_encoding(start: bytes, encoding: str) -> str:
 
 
 def _refuse_many_nuls(start: bytes, name: str, encoding: str) -> None:
-    """Raise Unusable where more than a quarter of a file's first bytes are NUL."""
+    """Raise Unusable where so many of a file's first bytes are NUL that it is no text as it is.
+
+    Text in which NULs stand, even many, is text: whoever reads it takes them out and counts them.
+    """
     num_nuls = start.count(0)
     if encoding.startswith(("utf-16", "utf-32")) or 4 * num_nuls <= len(start) or len(start) % 2:
         return
@@ -154,20 +157,29 @@ def _refuse_many_nuls(start: bytes, name: str, encoding: str) -> None:
             f"looks like {likely[:6].upper()} without a byte order mark: {num_nuls} of its "
             f"first {len(start)} bytes are NUL. Name its encoding: --encoding {likely}.",
         )
-    raise Unusable(
-        "not_text",
-        name,
-        f"does not look like text: {num_nuls} of its first {len(start)} bytes are NUL. "
-        "Leave it out, or convert it.",
-    )
+    if num_nuls == len(start) or _is_binary(start.replace(b"\0", b"")):
+        raise Unusable(
+            "not_text",
+            name,
+            f"does not look like text: {num_nuls} of its first {len(start)} bytes are NUL. "
+            "Leave it out, or convert it.",
+        )
+
+
+def _is_binary(start: bytes) -> bool:
+    """True if more than one in fifty bytes is a control character that text does not have."""
+    return 50 * _num_controls(start) > len(start)
+
+
+def _num_controls(start: bytes) -> int:
+    return len(start) - len(start.translate(None, _CONTROLS))
 
 
 def _remedy(start: bytes) -> str:
     """What to do about a file that begins so and is not of its encoding."""
-    controls = len(start) - len(start.translate(None, _CONTROLS))
-    if 50 * controls > len(start):
+    if _is_binary(start):
         return (
-            f"It does not look like text: {controls} of its first {len(start)} bytes are control "
-            "characters. Leave it out, or convert it."
+            f"It does not look like text: {_num_controls(start)} of its first {len(start)} bytes "
+            "are control characters. Leave it out, or convert it."
         )
     return NAME_IT

@@ -352,6 +352,15 @@ def test_odd_characters_are_kept_as_they_are(write, tmp_path, kind):
     assert [d.text for d in read(path)] == TEXTS
 
 
+@pytest.mark.parametrize("num_nuls", [3, 64, 5000])
+def test_nuls_are_taken_out_of_text_however_many_there_are(write, num_nuls):
+    line = b"The river rose in the night and carried the small bridge away.\n"
+    path = write("x.txt", line + b"Two\0 NUL\0 bytes.\n" + bytes(num_nuls) + b"\n" + line)
+    tally = Tally()
+    assert [d.text for d in read(path, tally)][1:] == ["Two NUL bytes.", line.decode().strip()]
+    assert tally.skipped == {"blank": 1} and tally.cleaned == {"nul_characters": num_nuls + 2}
+
+
 def test_equal_documents_are_all_read(write):
     assert [d.text for d in read(write("x.txt", "a\n" * 5))] == ["a"] * 5
 
