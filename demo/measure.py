@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.shards import open_shards
+from demo.curves import draw_curves
 from demo.fills import held_out_sentences, shown_blanks
 from demo.heldout import compare, training_tokens
 from demo.ngram import count_unigram
@@ -12,11 +13,14 @@ from pretrain.cli import config_from_yaml
 from pretrain.generate import load_run
 from pretrain.run_folder import RunFolder
 
+CURVES = "curves.png"
+
 
 def measured_report(
     run: Path, shards_folder: Path, corpus: str, num_sentences: int
 ) -> dict[str, Any]:
-    """The report of a run folder and the shards it was trained on."""
+    """The report of a run folder and the shards it was trained on; draws RUN/curves.png too."""
+    draw_curves(RunFolder(run).metrics, run / CURVES)
     trained = load_run(run)
     backbone, tokenizer, blanks = trained.backbone.to("cpu"), trained.tokenizer, trained.blanks
     shards = open_shards(shards_folder)

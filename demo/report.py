@@ -69,14 +69,14 @@ def page(report: dict[str, Any], run: str) -> str:
         f"Training: {report['steps']} steps in {report['training_s'] / 60:.1f} min, "
         f"{report['tokens_per_s'] / 1000:.1f}k tokens/s, "
         f"{100 * report['padding_share']:.2f} % of all positions were padding",
-        f"Curves:   tensorboard --logdir {run}/tensorboard",
+        f"Curves:   {run}/curves.png, or tensorboard --logdir {run}/tensorboard",
         f'Try next: python -m pretrain generate {run} --text "We must [MASK] our country."',
     ]
     return "\n".join(lines)
 
 
 def _blank_lines(blank: dict[str, Any]) -> list[str]:
-    best = ", ".join(f"{text} {100 * prob:.1f} %" for text, prob in blank["candidates"])
+    best = ", ".join(f'"{text}" {100 * prob:.1f} %' for text, prob in blank["candidates"])
     return [
         f"  {blank['text']}",
         f"    filled: {blank['filled']}",

@@ -113,7 +113,7 @@ def test_the_report_has_the_promised_keys() -> None:
 def test_the_page_says_what_the_truth_got() -> None:
     shown = page(report(), "runs/demo")
     assert "truth:  will, probability 25.00 %, rank 2 (unigram 1.00 %)" in shown
-    assert "best: must 50.0 %, will 25.0 %, can 10.0 %" in shown
+    assert 'best: "must" 50.0 %, "will" 25.0 %, "can" 10.0 %' in shown
     assert "tensorboard --logdir runs/demo/tensorboard" in shown
     assert "Try next: python -m pretrain generate runs/demo" in shown
 
