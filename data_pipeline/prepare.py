@@ -91,7 +91,8 @@ def _prepare_slices(
     check_skipped(skipped, request.settings.max_skipped)
     missing = [number for number in range(len(found)) if number not in records]
     num_processes = min(_num_workers(request), len(missing))
-    if num_processes > 1:
+    if num_processes > 1:  # a large file first, so that nobody waits for it at the end
+        missing.sort(key=lambda number: -request.slices[number].size_bytes)
         prepare_in_processes(request, missing, num_processes, folder, on_bytes, on_finished)
     else:
         for number in missing:
