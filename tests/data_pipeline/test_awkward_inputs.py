@@ -419,3 +419,46 @@ def test_random_bytes_are_documents_or_an_error_of_ours(write):
             read(path)
         except Unusable as error:
             assert re.match(re.escape(str(path)), str(error))
+
+
+@pytest.mark.parametrize(
+    "fixture",
+    [
+        "model_file",
+        pytest.param("byte_bpe_folder", marks=pytest.mark.slow),
+        pytest.param("wordpiece_folder", marks=pytest.mark.slow),
+    ],
+)
+def test_a_line_of_five_million_characters_is_prepared_and_planned(
+    fixture, request, write, tmp_path
+):
+    """One document of it, and one of a word of 200,000 letters; rows are cut from both.
+
+    Half a minute each with the two tokenizers of the slow set.
+    """
+    from data_pipeline.plan import PackingConfig, plan_window
+    from data_pipeline.prepare import PrepareSettings, prepare
+    from data_pipeline.shards import open_shards
+    from data_pipeline.transforms.blank import BlankConfig, BlankTransform
+
+    line = "the river rose in the night. " * 172_414 + "12345678"
+    path = write("x.txt", f"{line}\n{'x' * 200_000} a\nthe gap\n")
+    assert len(line) == 5_000_014
+    folder = tmp_path / "shards"
+    tokenizer = str(request.getfixturevalue(fixture))
+    settings = PrepareSettings(
+        input=[str(path)], tokenizer=tokenizer, output=str(folder), workers=1
+    )
+    assert prepare(settings).documents == 3
+    shards = open_shards(folder)
+    split = shards.splits["train"]
+    ids = split.tokens([0], [0], split.lengths([0]))
+    if fixture != "wordpiece_folder":
+        assert shards.tokenizer().decode(ids) == line
+    transform = BlankTransform(
+        BlankConfig(), shards.special, source_tokens=512, vocab_size=shards.vocab_size
+    )
+    packing = PackingConfig(source_tokens=512, row_tokens=1152)
+    plan = plan_window(split, transform, packing, seed=1, epoch=0, window=0)
+    assert plan.num_rows > 100
+    plan.build(np.arange(16))
