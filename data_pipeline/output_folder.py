@@ -14,6 +14,8 @@ import os
 import shutil
 from pathlib import Path
 
+from data_pipeline.file_kinds import without_credentials
+
 _LOCK_FILE = ".lock"
 _log = logging.getLogger(__name__)
 
@@ -100,9 +102,12 @@ def remove_leftovers(final: str | Path) -> None:
 
 
 def check_named(option: str, path: str) -> None:
-    """Raise ValueError where an option is given nothing, or the root of the file system."""
+    """Raise ValueError where an option is given nothing, a URL, or the root of the file system."""
     if not path.strip():
         raise ValueError(f"{option} is empty (an unset shell variable?). Name a file or folder.")
+    if "://" in path:
+        shown = without_credentials(path)
+        raise ValueError(f"{option} must be a file or folder of this machine, got {shown}.")
     if not Path(os.path.abspath(path)).name:
         raise ValueError(f"{option} {path} is the root of the file system. Name a place in it.")
 

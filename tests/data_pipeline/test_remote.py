@@ -233,3 +233,15 @@ def test_what_a_library_says_is_scrubbed(monkeypatch):
     for told in ("auth p@ss-word", "auth p%40ss-word", "sig a/bcdef", "key abc/def+123456"):
         message = scrubbed(f"{told} failed at https://q:r@h/z?k=v", url)
         assert message.endswith(" *** failed at https://h/z")
+
+
+@pytest.mark.parametrize("option", ["--output", "--tokenizer"])
+def test_what_must_be_local_is_no_url_and_tells_no_credential(option, tmp_path, capsys):
+    from data_pipeline.__main__ import main
+
+    given = {"--input": "x.txt", "--tokenizer": "x.model", "--output": str(tmp_path / "o")}
+    given[option] = f"s3://KEY:{PASSWORD}@bucket/shards?token={TOKEN}"
+    assert main(["prepare", *(word for pair in given.items() for word in pair)]) == 2
+    told = capsys.readouterr().err
+    assert f"{option} must be a file or folder of this machine, got s3://bucket/shards." in told
+    assert PASSWORD not in told and TOKEN not in told
