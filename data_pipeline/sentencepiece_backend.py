@@ -44,6 +44,8 @@ class SentencePieceBackend:
         if not self._proto.pieces:
             raise ValueError(f"{name} is no sentencepiece model: it holds no pieces.")
         self._id_of = {p.piece: i for i, p in enumerate(self._proto.pieces)}
+        if not all(isinstance(piece, str) for piece in self._id_of):
+            raise ValueError(f"{name} is no usable sentencepiece model: a piece is not UTF-8.")
         self._processor = _processor(self._proto, name)
 
     @property

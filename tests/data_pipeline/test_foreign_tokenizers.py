@@ -150,6 +150,25 @@ def test_a_folder_of_which_transformers_makes_one_word_is_refused(byte_bpe_folde
         open_tokenizer(folder)
 
 
+def test_a_model_with_damaged_bytes_opens_or_is_refused(model_file, tmp_path):
+    """Whatever bytes change, there is a tokenizer or a ValueError with the file's name."""
+    rng = np.random.default_rng(4)
+    whole, path = model_file.read_bytes(), tmp_path / "x.model"
+    num_opened = 0
+    for _ in range(150):
+        raw = bytearray(whole)
+        for at in rng.integers(len(raw), size=int(rng.integers(1, 4))).tolist():
+            raw[at] = int(rng.integers(256))
+        path.write_bytes(raw)
+        try:
+            tokenizer = open_tokenizer(path)
+            tokenizer.decode(tokenizer.encode_with_offsets(["the river \u00e9"]).ids)
+            num_opened += 1
+        except ValueError as error:
+            assert str(path) in str(error) or "control id" in str(error)
+    assert num_opened < 150
+
+
 def _cpu_s(call) -> float:
     start = time.process_time()
     call()
