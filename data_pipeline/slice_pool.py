@@ -73,7 +73,8 @@ class _Worker:
             stdout=2,  # whatever a library prints is not what this command prints
             pass_fds=[theirs.fileno()],
             process_group=0,  # of Ctrl-C we hear, and close the socket
-            env={**os.environ, "PYTHONPATH": path},
+            # Processes enough: a library need not start threads for every CPU in each of them.
+            env={"TOKENIZERS_PARALLELISM": "false", **os.environ, "PYTHONPATH": path},
         )
         theirs.close()
         self._send(
