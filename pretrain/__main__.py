@@ -21,12 +21,14 @@ def _train(argv: Sequence[str]) -> None:
     from pretrain.cli import parse_train
 
     config, start = parse_train(argv)
-    if not (Path(config.data.shards) / "manifest.json").is_file():
-        raise ValueError(
-            f"data.shards: no prepared shards in {config.data.shards}. Make them with: "
-            "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
-            f"--validation 0.01 --output {config.data.shards}"
-        )
+    for source in config.data.sources:
+        if not (Path(source.shards) / "manifest.json").is_file():
+            field = "data.corpora" if config.data.corpora else "data.shards"
+            raise ValueError(
+                f"{field}: no prepared shards in {source.shards}. Make them with: "
+                "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
+                f"--validation 0.01 --output {source.shards}"
+            )
     log_to_stderr()
     from pretrain.stopping import EXIT_CODE
     from pretrain.train import run

@@ -29,7 +29,7 @@ from pretrain.mistakes import say
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 # Stand-ins for what a recipe may leave to the command line, so that it can be read alone.
-_REQUIRED = ("--name=unnamed", "--steps=1", "--data.shards=unnamed")
+_REQUIRED = ("--name=unnamed", "--steps=1")
 
 
 def _load_flat(text: str) -> Any:

@@ -9,44 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from data_pipeline.plan import PackingConfig
 from data_pipeline.transforms.blank import BlankConfig
+from pretrain.data_config import DataConfig
 from pretrain.models.shape import BackboneShape
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Where the prepared shards lie and how their documents become packed rows."""
-
-    shards: str
-    """Folder that `python -m data_pipeline prepare --output` wrote. A relative path counts from the
-    caller's folder."""
-    packing: PackingConfig = field(default_factory=PackingConfig)
-    """How documents are cut and packed into rows."""
-    num_workers: int = 2
-    """Processes a rank that build batches ahead; 0 builds them in the training process. Never
-    changes the rows."""
-    verify: Literal["sizes", "hashes"] = "sizes"
-    """What is compared with the manifest at start: sizes, or every byte's checksum too, read once
-    on each host (about a second a gigabyte)."""
-    skip_steps: tuple[tuple[int, int], ...] = ()
-    """First and last step, from 1, of each stretch whose rows are passed over without training on
-    them, as [[1200, 1210]]; for text that a loss curve has shown to be bad (Chowdhery et al. 2022,
-    5.1)."""
-    allow_other_data: bool = False
-    """Whether a resume may continue with other shards, seed, packing or blanks than the
-    checkpoint's (the rows then differ from there on), and
-    --init-from may take weights trained with another tokenizer."""
-
-    def __post_init__(self) -> None:
-        if self.num_workers < 0:
-            raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
-        for first, last in self.skip_steps:
-            if not 1 <= first <= last:
-                raise ValueError(
-                    "data.skip_steps must be pairs of a first and a last step, counted from 1, got "
-                    f"[{first}, {last}]."
-                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ class Judge:
         self.clipped_gradients = 0
         self.in_a_row = 0  # skipped since the last applied update, those named left out
         self._losses: deque[float] = deque(maxlen=spikes.history)
+        self._limit_nats = math.inf  # that the last finite loss was compared with
 
     def is_named(self, step: int) -> bool:
         """Whether the recipe names `step`, so that its rows are not trained on."""
@@ -57,9 +58,9 @@ class Judge:
         """Why an update with this loss is skipped, None where it is not; the loss is remembered."""
         if not math.isfinite(nats):
             return "non_finite_loss"
-        limit = self.limit_nats()
+        self._limit_nats = self.limit_nats()
         self._losses.append(nats)
-        return "loss_spike" if nats > limit else None
+        return "loss_spike" if nats > self._limit_nats else None
 
     def limit_nats(self) -> float:
         """The largest loss that is no spike now; infinite until `history` losses are known."""
@@ -68,6 +69,11 @@ class Judge:
         median = statistics.median(self._losses)
         mad = statistics.median(abs(loss - median) for loss in self._losses)
         return median + self.spikes.loss_deviations * max(mad, LEAST_MAD * abs(median))
+
+    def in_words(self, reason: str) -> str:
+        """Why the last update was skipped, for a reader of the log."""
+        limit = f", above {self._limit_nats:.4f} nats" if reason == "loss_spike" else ""
+        return REASONS[reason] + limit
 
     def count(self, *, skipped: str | None, rows: int, clipped: bool = False) -> None:
         """Count a step that took `rows` rows: applied, or skipped for a reason of REASONS."""

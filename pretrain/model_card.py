@@ -65,18 +65,24 @@ def model_card(
 
 
 def _data_lines(config: Config, fingerprint: str) -> list[str]:
-    manifest = _manifest(Path(config.data.shards), fingerprint)
+    lines = []
+    for corpus in config.data.sources:
+        if config.data.corpora:
+            lines += ["", f"Corpus {corpus.called}, weight {corpus.weight:g}:", ""]
+        lines += _corpus_lines(_manifest(Path(corpus.shards), fingerprint))
+    return [*lines, "", f"Fingerprint of the training text: {fingerprint}."]
+
+
+def _corpus_lines(manifest: Manifest | None) -> list[str]:
     if manifest is None:
         return [
-            f"Source and licence: unknown; the shards were not at hand when the model was "
-            f"exported. Fingerprint of the training split: {fingerprint}."
+            "Source and licence: unknown; the shards were not at hand when the model was exported."
         ]
     train = manifest.splits["train"]
     return [
         f"- Source: {manifest.source or 'not stated when the data was prepared'}",
         f"- Licence: {manifest.licence or 'not stated when the data was prepared'}",
-        f"- {train.documents} documents, {train.tokens} tokens of {len(manifest.sources)} files; "
-        f"fingerprint {fingerprint}",
+        f"- {train.documents} documents, {train.tokens} tokens of {len(manifest.sources)} files",
     ]
 
 
@@ -85,4 +91,4 @@ def _manifest(shards: Path, fingerprint: str) -> Manifest | None:
     if not (shards / MANIFEST_FILE).is_file():
         return None
     manifest = read_manifest(shards)
-    return manifest if manifest.splits["train"].fingerprint == fingerprint else None
+    return manifest if manifest.splits["train"].fingerprint in fingerprint else None

@@ -20,12 +20,13 @@ from typing import Any, NoReturn
 
 from pretrain import deepspeed_settings
 from pretrain.config import Config
+from pretrain.data_config import CorpusConfig
 from pretrain.flop import training_flop
 from pretrain.models.shape import padded_vocabulary
 from pretrain.planning.activations import FP32, MicroBatch, activation_bytes
 from pretrain.planning.gpus import GPUS, Gpu
 from pretrain.planning.in_words import in_words
-from pretrain.planning.rows import RowContent, row_content
+from pretrain.planning.rows import RowContent, mean_content, row_content
 from pretrain.planning.state import (
     Zero,
     backward_buffer_bytes,
@@ -60,8 +61,24 @@ def plan_run(
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"--vocab-size must be at least 1, got {vocab_size}.")
     blanks, packing = config.objectives.glm.blanks, config.data.packing
-    rows = row_content(config.data.shards, packing, blanks, vocab_size=vocab_size, seed=config.seed)
-    return _Planner(config, num_gpus, rows).plan(gpu, mfu, _vocabulary_origin(vocab_size, rows))
+    corpora = [
+        (c, row_content(c.shards, packing, blanks, vocab_size=vocab_size, seed=config.seed))
+        for c in config.data.sources
+    ]
+    rows = mean_content([(c.weight, content) for c, content in corpora])
+    origin = _vocabulary_origin(vocab_size, rows)
+    return _Planner(config, num_gpus, rows).plan(gpu, mfu, origin, _epochs(config, corpora))
+
+
+def _epochs(config: Config, corpora: Sequence[tuple[CorpusConfig, RowContent]]) -> dict[str, float]:
+    """Passes of the run over each corpus that is known, by its name."""
+    total = sum(corpus.weight for corpus, _ in corpora)
+    run_rows = config.steps * config.batch.global_rows
+    return {
+        corpus.called: run_rows * corpus.weight / total * content.source_tokens / tokens
+        for corpus, content in corpora
+        if (tokens := content.corpus_tokens)
+    }
 
 
 class _Planner:
@@ -149,7 +166,7 @@ class _Planner:
         ]
         return max(fitting, default=None)
 
-    def plan(self, gpu: Gpu, mfu: float, vocabulary_origin: str) -> Plan:
+    def plan(self, gpu: Gpu, mfu: float, vocabulary_origin: str, epochs: dict[str, float]) -> Plan:
         """All parts together."""
         config, rows = self.config, self.rows
         batch, packing = config.batch, config.data.packing
@@ -162,9 +179,6 @@ class _Planner:
             targets=batch.global_rows * rows.targets,
         )
         source_tokens = batch.global_rows * rows.source_tokens
-        epochs = None
-        if rows.corpus_tokens:
-            epochs = config.steps * source_tokens / rows.corpus_tokens
         rate = self.num_gpus * gpu.peak_flop_per_s(self.precision) * mfu
         return Plan(
             name=config.name,

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.sequence import Position
+from data_pipeline.blend import Place, place_of, place_state
 from pretrain.checkpoint_files import Manifest
 from pretrain.cli import flat
 from pretrain.config import Config
@@ -36,7 +36,7 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
 
 def state(
     identity_of_run: Mapping[str, Any],
-    positions: Mapping[str, Position],
+    positions: Mapping[str, Place],
     held_out_nats: float | None = None,
 ) -> dict[str, Any]:
     """What a checkpoint keeps besides weights and optimizer, as plain JSON values.
@@ -45,19 +45,16 @@ def state(
     """
     return {
         "held_out_nats": held_out_nats,
-        "positions": {name: asdict(place) for name, place in positions.items()},
+        "positions": {name: place_state(place) for name, place in positions.items()},
         **identity_of_run,
     }
 
 
-def positions(manifest: Manifest) -> dict[str, Position]:
+def positions(manifest: Manifest) -> dict[str, Place]:
     """Where each objective's rows go on. Raises ValueError where the manifest does not say."""
     try:
         places = manifest.state["positions"]
-        return {
-            name: Position(**{axis: int(number) for axis, number in place.items()})
-            for name, place in places.items()
-        }
+        return {name: place_of(place) for name, place in places.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"the checkpoint of step {manifest.update} does not say where its data goes on "

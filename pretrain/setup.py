@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from data_pipeline.loader import Position
+from data_pipeline.loader import Place, first_place
 from data_pipeline.padding import first_window_lines
 from data_pipeline.protocols import Transform
 from data_pipeline.shards import Shards
@@ -20,6 +20,7 @@ from kernels.dispatch import choose_backend
 from pretrain import checkpoint, checkpoint_files, deepspeed_settings, resume
 from pretrain.cli import Start
 from pretrain.config import Config
+from pretrain.corpora import Corpora, Corpus
 from pretrain.engine import Engine
 from pretrain.judge import Judge
 from pretrain.models.backbone import Backbone, Layer, decays, num_positions
@@ -40,7 +41,7 @@ class Setup:
     """A run of which `step` steps are done."""
 
     config: Config
-    shards: Shards
+    corpora: Corpora
     folder: RunFolder
     world: World
     objectives: list[Objective]
@@ -48,18 +49,25 @@ class Setup:
     vocab_size: int  # rows of the token table
     engine: Engine
     step: int
-    positions: dict[str, Position]  # where each objective's stream goes on
+    positions: dict[str, Place]  # where each objective's stream goes on
     judge: Judge
 
+    @property
+    def shards(self) -> Shards:
+        """Those whose tokenizer and special ids are the run's."""
+        return self.corpora.shards
 
-def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, world: World) -> Setup:
+
+def set_up(
+    config: Config, corpora: Corpora, folder: RunFolder, start: Start, world: World
+) -> Setup:
     """Build or restore the run. Raises ValueError for what the user can mend; the same on every
     rank."""
     found = world.on_leader(lambda: checkpoint_files.find(folder.checkpoints, start.resume))
-    choose_backend(None)
+    choose_backend(None, world.device.type)
     set_numerics(config.numerics)
 
-    objectives = objectives_of(config.objectives)
+    shards, objectives = corpora.shards, objectives_of(config.objectives)
     packing = config.data.packing
     transforms = {
         o.name: o.transform(
@@ -81,8 +89,8 @@ def set_up(config: Config, shards: Shards, folder: RunFolder, start: Start, worl
     if config.memory.compile == "layers":
         compile_layers(engine.module, world.device, config.memory)
     setup = Setup(
-        config, shards, folder, world, objectives, transforms, vocab_size, engine,
-        step=0, positions={o.name: Position(0, 0, 0) for o in objectives},
+        config, corpora, folder, world, objectives, transforms, vocab_size, engine,
+        step=0, positions={o.name: first_place(corpora.train) for o in objectives},
         judge=Judge(config.spikes, skip_steps=config.data.skip_steps),
     )  # fmt: skip
     if world.leads:
@@ -178,28 +186,35 @@ def identity_of(setup: Setup) -> dict[str, Any]:
     """What a checkpoint of this run and whoever resumes from it must agree on."""
     return resume.identity(
         setup.config,
-        data_fingerprint=setup.shards.splits["train"].fingerprint,
+        data_fingerprint=setup.corpora.fingerprint,
         vocab_size=setup.vocab_size,
     )
+
+
+def _announce_corpus(setup: Setup, corpus: Corpus) -> None:
+    config = setup.config
+    share = f"{corpus.name}, {setup.corpora.rows_ratio(corpus):.2%} of the rows: "
+    logger.info(
+        "data: %s%d documents, %d tokens in %s",
+        share if setup.corpora.is_mixed else "",
+        corpus.train.num_documents,
+        corpus.train.num_tokens,
+        corpus.shards.folder,
+    )
+    for objective in setup.objectives:
+        lines = first_window_lines(
+            corpus.train, setup.transforms[objective.name], config.data.packing, seed=config.seed
+        )
+        logger.info("%s, first window: %s", objective.name, "; ".join(lines))
 
 
 def announce(setup: Setup, settings: dict[str, Any]) -> None:
     """Say once what the run is made of and what was chosen for the user."""
     config, world, engine = setup.config, setup.world, setup.engine
     packing, batch = config.data.packing, config.batch
-    train = setup.shards.splits["train"]
     logger.info("run folder %s", setup.folder.path)
-    logger.info(
-        "data: %d documents, %d tokens in %s",
-        train.num_documents,
-        train.num_tokens,
-        config.data.shards,
-    )
-    for objective in setup.objectives:
-        lines = first_window_lines(
-            train, setup.transforms[objective.name], packing, seed=config.seed
-        )
-        logger.info("%s, first window: %s", objective.name, "; ".join(lines))
+    for corpus in setup.corpora.corpora:
+        _announce_corpus(setup, corpus)
     logger.info(
         "model: %d parameters trained, %d frozen; vocabulary %d padded to %d",
         engine.num_parameters[True],

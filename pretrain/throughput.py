@@ -6,6 +6,7 @@ a plain matrix product on the same device in the same run.
 """
 
 import time
+from collections.abc import Mapping
 
 import psutil
 import torch
@@ -99,6 +100,11 @@ class StepScalars:
             visible_pairs=done.visible_pairs,
             targets=done.targets,
         )
+
+
+def corpus_scalars(shares: Mapping[str, float]) -> dict[str, float]:
+    """Each corpus's share of the text's tokens since the run began, by tag."""
+    return {f"data/{name}_tokens_ratio": share for name, share in shares.items()}
 
 
 def counters(judge: Judge) -> dict[str, float]:

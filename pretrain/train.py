@@ -12,15 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from data_pipeline.loader import Batch, Position, training_batches, validation_batches
-from data_pipeline.shards import Shards, open_shards
-from data_pipeline.verify import check_hashes
+from data_pipeline.loader import Batch, Place, training_batches, validation_batches
 from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config
-from pretrain.evaluate.held_out import held_out_nats
+from pretrain.corpora import Corpora, Corpus, open_corpora
+from pretrain.evaluate.held_out import held_out_nats, mean_nats
 from pretrain.evaluate.samples import filled_texts
-from pretrain.judge import REASONS
 from pretrain.metrics import Metrics
 from pretrain.objectives.loss import Objective
 from pretrain.retention import Retention
@@ -29,7 +27,7 @@ from pretrain.run_log import log_to_file
 from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
-from pretrain.throughput import StepScalars, tag_name
+from pretrain.throughput import StepScalars, corpus_scalars, tag_name
 from pretrain.update import MicroBatch, Update, apply_update, pass_over
 from pretrain.world import World, join_world, leave_world
 
@@ -51,32 +49,30 @@ def run(config: Config, start: Start) -> str | None:
 
 def run_in(world: World, config: Config, start: Start) -> str | None:
     """`run` on ranks that have joined; they may run another one after it."""
-    shards = world.together(lambda: checked_shards(config, world))
+    corpora = world.together(lambda: checked_corpora(config, world))
     folder = RunFolder(Path(config.runs) / config.name)
     world.on_leader(folder.lock)
     log_file = world.together(lambda: log_to_file(folder.logs, world.rank))
-    stopped_by = train(set_up(config, shards, folder, start, world))
+    stopped_by = train(set_up(config, corpora, folder, start, world))
     folder.unlock()
     logging.getLogger().removeHandler(log_file)
     log_file.close()
     return stopped_by
 
 
-def checked_shards(config: Config, world: World) -> Shards:
-    """The shards of the run, compared with their manifest as far as the recipe asks.
+def checked_corpora(config: Config, world: World) -> Corpora:
+    """The corpora of the run, compared with their manifests as far as the recipe asks.
 
     Raises ValueError for damage, or where they lack what the recipe needs.
     """
-    shards = open_shards(Path(config.data.shards))
-    if config.data.verify == "hashes" and world.local_rank == 0:
-        check_hashes(shards)
-    held_out = shards.splits.get("validation")
-    if config.checkpoints.keep_best and (held_out is None or not held_out.num_documents):
+    with_hashes = config.data.verify == "hashes" and world.local_rank == 0
+    corpora = open_corpora(config.data.sources, with_hashes=with_hashes)
+    if config.checkpoints.keep_best and not corpora.held_out():
         raise ValueError(
-            f"checkpoints.keep_best needs held-out text, and {config.data.shards} has none. "
+            f"checkpoints.keep_best needs held-out text, and {corpora.folders} has none. "
             "Prepare the shards with --validation 0.01, or leave out keep_best."
         )
-    return shards
+    return corpora
 
 
 def train(setup: Setup) -> str | None:
@@ -107,7 +103,9 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
         )
         done, batches = take_step(setup, streams, step, lr, stops)
         if metrics:
-            metrics.step(step, scalars(done, lr), done.skipped and REASONS[done.skipped])
+            shares = setup.corpora.shares(batches[setup.objectives[0].name].position)
+            said = done.skipped and setup.judge.in_words(done.skipped)
+            metrics.step(step, scalars(done, lr) | corpus_scalars(shares), said)
         setup.judge.stop_if_hopeless(step)
         reason = stops.agreed(done.votes) if step < last else None
         held_out = None
@@ -161,7 +159,7 @@ def take_step(
 def training_stream(setup: Setup, objective: Objective) -> Iterator[Batch]:
     """The batches of this rank for `objective`, endless, from where `setup` stands."""
     return training_batches(
-        setup.shards.splits["train"],
+        setup.corpora.train,
         setup.transforms[objective.name],
         setup.config.data.packing,
         seed=setup.config.seed,
@@ -180,37 +178,45 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> float | None:
     Returns what a training on the validation split would minimise, in nats; None without one.
     """
     held_out = None
-    split = setup.shards.splits.get("validation")
-    if split is not None and split.num_documents:
-        batches = {
-            o.name: validation_batches(
-                split,
-                setup.transforms[o.name],
-                setup.config.data.packing,
-                seed=setup.config.seed,
-                rank=setup.world.rank,
-                world_size=setup.world.world_size,
-                micro_rows=setup.config.batch.micro_rows,
-                max_rows=setup.config.evaluation.max_rows,
-            )
-            for o in setup.objectives
-        }
-        nats = held_out_nats(setup.engine, setup.objectives, batches)
+    corpora = setup.corpora.held_out()
+    nats_of = {
+        c.name: held_out_nats(setup.engine, setup.objectives, held_out_batches(setup, c))
+        for c in corpora
+    }
+    if corpora:
+        nats = mean_nats(nats_of, {c.name: c.weight for c in corpora})
         held_out = sum(
             o.weight * nats.get(f"{o.name}/{term}", 0.0)
             for o in setup.objectives
             for term in o.optimised
         )
         if metrics:
+            named = nats_of if setup.corpora.is_mixed else {}
+            tags = {f"{name}_{t}": n for name, terms in named.items() for t, n in terms.items()}
             metrics.evaluation(
-                step, {f"validation/{tag_name(term)}_nats": n for term, n in nats.items()}
+                step, {f"validation/{tag_name(t)}_nats": n for t, n in (nats | tags).items()}
             )
     elif metrics:
-        metrics.say(
-            f"step {step} | no validation split in {setup.config.data.shards}, none evaluated"
-        )
+        metrics.say(f"step {step} | no validation split in {setup.corpora.folders}, none evaluated")
     fill_texts(setup, step, metrics)
     return held_out
+
+
+def held_out_batches(setup: Setup, corpus: Corpus) -> dict[str, Iterator[Batch]]:
+    """This rank's batches of the validation split of `corpus`, by objective."""
+    return {
+        o.name: validation_batches(
+            corpus.shards.splits["validation"],
+            setup.transforms[o.name],
+            setup.config.data.packing,
+            seed=setup.config.seed,
+            rank=setup.world.rank,
+            world_size=setup.world.world_size,
+            micro_rows=setup.config.batch.micro_rows,
+            max_rows=setup.config.evaluation.max_rows,
+        )
+        for o in setup.objectives
+    }
 
 
 def fill_texts(setup: Setup, step: int, metrics: Metrics | None) -> None:
@@ -224,7 +230,7 @@ def fill_texts(setup: Setup, step: int, metrics: Metrics | None) -> None:
 def save(
     setup: Setup,
     step: int,
-    positions: dict[str, Position],
+    positions: dict[str, Place],
     metrics: Metrics | None,
     *,
     held_out: float | None,

@@ -16,6 +16,20 @@ from pretrain.objectives.loss import Objective
 from pretrain.update import to_device
 
 
+def mean_nats(
+    nats_of: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]
+) -> dict[str, float]:
+    """Mean of each term over corpora by their weights: what the mix is expected to lose.
+
+    nats_of: corpus -> term -> nats per target. A corpus without a term has no part in its mean.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for name, terms in nats_of.items():
+        for term, nats in terms.items():
+            pairs[term].append((weights[name], nats))
+    return {term: sum(w * n for w, n in p) / sum(w for w, _ in p) for term, p in pairs.items()}
+
+
 def held_out_nats(
     engine: Engine, objectives: Sequence[Objective], batches: Mapping[str, Iterable[Batch]]
 ) -> dict[str, float]:

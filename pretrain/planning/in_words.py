@@ -54,8 +54,11 @@ def _step_lines(plan: Plan) -> list[str]:
         f"the run       {plan.steps:,} updates, {number(plan.steps * plan.source_tokens_per_step)} "
         f"source tokens",
     ]
-    if plan.epochs is not None:
-        lines[-1] += f", {plan.epochs:.3g} passes over the corpus"
+    if len(plan.epochs) == 1:
+        lines[-1] += f", {next(iter(plan.epochs.values())):.3g} passes over the corpus"
+    elif plan.epochs:
+        passes = ", ".join(f"{name} {times:.3g}" for name, times in plan.epochs.items())
+        lines.append(f"              passes over {passes}")
     return lines
 
 

@@ -4,6 +4,7 @@ Either way the planner of data_pipeline packs a first window and the rows are co
 blanks, cuts and padding are those of the run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,6 +61,25 @@ def row_content(
         )
     transform = BlankTransform(blanks, special, source_tokens=packing.source_tokens, vocab_size=ids)
     return _counted(split, transform, packing, seed, corpus, origin)
+
+
+def mean_content(corpora: Sequence[tuple[float, RowContent]]) -> RowContent:
+    """Means of a row that comes from corpora by their weights."""
+    if len(corpora) == 1:
+        return corpora[0][1]
+    total = sum(weight for weight, _ in corpora)
+    means = {
+        name: sum(weight * getattr(content, name) for weight, content in corpora) / total
+        for name in ("source_tokens", "tokens", "targets", "visible_pairs")
+    }
+    contents = [content for _, content in corpora]
+    known = [content.corpus_tokens for content in contents if content.corpus_tokens]
+    return RowContent(
+        **means,
+        vocab_size=max(content.vocab_size for content in contents),
+        corpus_tokens=sum(known) if len(known) == len(contents) else None,
+        origin="; ".join(content.origin for content in contents),
+    )
 
 
 def _counted(

@@ -48,7 +48,7 @@ class Plan:
     tokens_per_step: float  # without padding
     positions_per_step: int
     targets_per_step: float
-    epochs: float | None  # passes over the corpus; None where the corpus is not known
+    epochs: dict[str, float]  # passes over each corpus that is known, by name
     memory: Memory
     fits: bool
     largest_micro_rows: int | None  # that fits; None where not even one row does

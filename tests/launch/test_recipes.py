@@ -1,5 +1,6 @@
 """Every shipped recipe can be read, and one that builds on another keeps what it does not name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def test_glm_base_and_large_are_the_published_models(repository: Path) -> None:
     assert (large.steps, large.schedule.decay_steps) == (200_000, 160_000)
     assert large.optimizer.betas == base.optimizer.betas == (0.9, 0.98)
     assert large.data.packing == base.data.packing
+
+
+def test_the_mixed_recipe_is_glm_base_on_two_corpora(repository: Path) -> None:
+    base = config_of(repository / "launch/recipes/glm_base.yaml")
+    mixed = config_of(repository / "launch/recipes/glm_base_mixed.yaml")
+    assert [(c.called, c.weight) for c in mixed.data.sources] == [("books", 0.7), ("wiki", 0.3)]
+    assert replace(mixed, name=base.name, data=base.data) == base
+    assert mixed.data.packing == base.data.packing
 
 
 def test_an_override_beats_the_recipe(repository: Path) -> None:

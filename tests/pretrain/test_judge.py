@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.config import DataConfig, SpikesConfig
+from pretrain.config import SpikesConfig
+from pretrain.data_config import DataConfig
 from pretrain.judge import Judge, merged
 from pretrain.mistakes import AgreedError
 

@@ -312,6 +312,19 @@ def test_every_skip_is_counted_under_its_reason(
     }
 
 
+def test_the_log_says_why_an_update_was_skipped(
+    curves: dict[str, list[dict[str, float]]], ranks_folder: Path
+) -> None:
+    assert curves
+    log = (ranks_folder / "judged_stage3" / "logs" / "rank-0.log").read_text()
+    lines = [line.partition("WARNING ")[2] for line in log.splitlines() if "WARNING step" in line]
+    assert [line.partition(" | loss")[0] for line in lines[:2]] == [
+        "step 2/8 | update skipped: the loss is not a finite number",
+        "step 4/8 | update skipped: the gradient's norm is not a finite number",
+    ]
+    assert lines[2].startswith("step 7/8 | update skipped: the loss is a spike, above ")
+
+
 def test_the_schedule_counts_applied_updates(curves: dict[str, list[dict[str, float]]]) -> None:
     rates = _scalar(curves["judged_stage3"], "optimizer/learning_rate")
     unbroken = [

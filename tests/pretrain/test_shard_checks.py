@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.cli import parse_train
-from pretrain.train import checked_shards
+from pretrain.train import checked_corpora
 from pretrain.world import World
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
@@ -25,10 +25,10 @@ def test_hashes_are_compared_once_a_host(
     path.write_bytes(data)
     flags = ["--config", DEBUG, f"--data.shards={damaged}"]
     world = World(local_rank, 2, local_rank, torch.device("cpu"), 60, launched=True)
-    checked_shards(parse_train(flags)[0], world)  # sizes alone are right
+    checked_corpora(parse_train(flags)[0], world)  # sizes alone are right
     config, _ = parse_train([*flags, "--data.verify=hashes"])
     if found:
         with pytest.raises(ValueError, match=path.name):
-            checked_shards(config, world)
+            checked_corpora(config, world)
     else:
-        checked_shards(config, world)
+        checked_corpora(config, world)

@@ -18,11 +18,13 @@ from pretrain.cli import parse_train
 from pretrain.models.backbone import Backbone
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import LossTerm
+from pretrain.run_log import log_to_stderr
 from pretrain.train import run_in
 from pretrain.world import World, join_world, leave_world
 
 
 def main() -> None:
+    log_to_stderr()
     world = join_world(timeout_s=120)
     for case in json.loads(Path(sys.argv[1]).read_text()):
         arguments, wrong = (case["arguments"], case["faults"]) if "faults" in case else (case, {})

@@ -1,0 +1,93 @@
+"""What a run reads: one folder of prepared shards, or several by weight, and how rows are made."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from data_pipeline.plan import PackingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """One of several corpora that are read together."""
+
+    shards: str
+    """Folder of prepared shards. A relative path counts from the caller's folder."""
+    weight: float
+    """Rows it gives in relation to the other corpora: 0.7 beside 0.3, or 7 beside 3."""
+    name: str | None = None
+    """Its name in the log and in TensorBoard; by default that of its folder."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(
+                f"data.corpora: the weight of {self.called} must be finite and above 0, got "
+                f"{self.weight}."
+            )
+        if not re.fullmatch(r"[\w.-]+", self.called):
+            raise ValueError(
+                f"data.corpora: {self.called!r} is no name for a curve. Give {self.shards} a name "
+                "of letters, digits and _ . -"
+            )
+
+    @property
+    def called(self) -> str:
+        """Its name, given or its folder's."""
+        return self.name or self.shards.rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the prepared shards lie and how their documents become packed rows."""
+
+    shards: str | None = None
+    """Folder that `python -m data_pipeline prepare --output` wrote. A relative path counts from the
+    caller's folder. Either this or `corpora`."""
+    corpora: tuple[CorpusConfig, ...] = ()
+    """Several folders that are read together, as [{shards: books, weight: 0.7}, {shards: web,
+    weight: 0.3}]: at every step their shares of the rows so far follow the weights."""
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    """How documents are cut and packed into rows."""
+    num_workers: int = 2
+    """Processes a rank that build batches ahead; 0 builds them in the training process. Never
+    changes the rows."""
+    verify: Literal["sizes", "hashes"] = "sizes"
+    """What is compared with the manifest at start: sizes, or every byte's checksum too, read once
+    on each host (about a second a gigabyte)."""
+    skip_steps: tuple[tuple[int, int], ...] = ()
+    """First and last step, from 1, of each stretch whose rows are passed over without training on
+    them, as [[1200, 1210]]; for text that a loss curve has shown to be bad (Chowdhery et al. 2022,
+    5.1)."""
+    allow_other_data: bool = False
+    """Whether a resume may continue with other shards, seed, packing or blanks than the
+    checkpoint's (the rows then differ from there on), and
+    --init-from may take weights trained with another tokenizer."""
+
+    @property
+    def sources(self) -> tuple[CorpusConfig, ...]:
+        """All corpora, a single one too."""
+        if self.shards is None:
+            return self.corpora
+        return (CorpusConfig(shards=self.shards, weight=1.0, name="all"),)
+
+    def __post_init__(self) -> None:
+        if (self.shards is None) == (not self.corpora):
+            found = "neither is given"
+            if self.corpora:
+                found = f"both are given. To read the corpora say shards: null (now {self.shards})"
+            raise ValueError(
+                f"data.shards names one folder of prepared shards, data.corpora several: {found}."
+            )
+        names = [corpus.called for corpus in self.corpora]
+        if len(names) != len(set(names)):
+            raise ValueError(
+                f"data.corpora: names must differ, got {', '.join(names)}. Give each a `name`."
+            )
+        if self.num_workers < 0:
+            raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
+        for first, last in self.skip_steps:
+            if not 1 <= first <= last:
+                raise ValueError(
+                    "data.skip_steps must be pairs of a first and a last step, counted from 1, got "
+                    f"[{first}, {last}]."
+                )
