@@ -18,7 +18,7 @@ from pretrain.cli import parse_train
 from pretrain.retention import Retention
 from pretrain.run_folder import RunFolder
 from pretrain.setup import set_up
-from pretrain.train import checked_shards, run_in
+from pretrain.train import checked_corpora, run_in
 from pretrain.world import World, join_world, leave_world
 
 
@@ -57,7 +57,7 @@ def _saves_under_a_limit(world: World, folder: Path, arguments: list[str]) -> di
     config, start = parse_train(arguments)
     run = RunFolder(folder / "limited")
     world.on_leader(run.lock)
-    engine = set_up(config, checked_shards(config, world), run, start, world).engine
+    engine = set_up(config, checked_corpora(config, world), run, start, world).engine
     root, retention = run.checkpoints, Retention(keep_last=2)
     save(engine, root, update=1, state={}, retention=retention)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
