@@ -133,6 +133,7 @@ def open_request(settings: PrepareSettings) -> Request:
     """
     encoding = text_encoding(settings.read.encoding)
     settings = replace(settings, read=replace(settings.read, encoding=encoding))
+    _refuse_output_in_input(settings)
     tokenizer = open_tokenizer(settings.tokenizer, settings.aliases or None)
     skipped: Counter[str] = Counter()
     sources = find_sources(settings.input, skipped)
@@ -143,6 +144,18 @@ def open_request(settings: PrepareSettings) -> Request:
         for pieces in plan_slices(sources, settings.read, settings.slice_bytes)
     ]
     return Request(settings, tokenizer, sources, skipped, versions, slices)
+
+
+def _refuse_output_in_input(settings: PrepareSettings) -> None:
+    """Raise ValueError if what is written would be read, by this run or the next."""
+    output = os.path.realpath(settings.output)
+    for given in settings.input:
+        folder = os.path.realpath(given)
+        if os.path.isdir(folder) and output.startswith(os.path.join(folder, "")):
+            raise ValueError(
+                f"--output {settings.output} lies inside --input {given}, so that it would be "
+                "input of the next run. Choose a place outside."
+            )
 
 
 def refuse_changed(request: Request, piece: Piece) -> None:

@@ -25,8 +25,10 @@ from data_pipeline.documents import Document, ReadSettings, Tally, read_source
 from data_pipeline.file_kinds import Source
 
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
-# Encodings in which the byte 10 is a newline wherever it stands.
-_NEWLINE_IS_A_BYTE = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[ru]|gbk|gb18030|euc_\w+")
+# Encodings in which the byte 10 is a newline wherever it stands, behind a wrong byte too.
+_NEWLINE_IS_A_BYTE = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[ru]")
+_LOOKED_AT_BYTES = 4096  # of a large file: what may be refused by its start must stay whole
+_MAX_SLICES = 1_000_000
 _SEARCH_BYTES = 1 << 16  # read at a time where a line end is looked for
 
 
@@ -43,7 +45,10 @@ class Piece:
 def plan_slices(
     sources: list[Source], settings: ReadSettings, slice_bytes: int
 ) -> list[tuple[Piece, ...]]:
-    """The slices of all sources, in the order of their documents."""
+    """The slices of all sources, in the order of their documents.
+
+    Raises ValueError if they are too many.
+    """
     slices: list[tuple[Piece, ...]] = []
     together: list[Piece] = []
     size_bytes = 0
@@ -54,6 +59,11 @@ def plan_slices(
             together, size_bytes = [], 0
         if added > slice_bytes and _is_lines(source, settings):
             bounds = range(0, added, slice_bytes)
+            if len(slices) + len(bounds) > _MAX_SLICES:
+                raise ValueError(
+                    f"--slice-bytes {slice_bytes} cuts the input into more than {_MAX_SLICES:,} "
+                    "slices. Choose more bytes; the default is 64 MiB."
+                )
             slices += [(Piece(number, source, b, min(b + slice_bytes, added)),) for b in bounds]
         else:
             together.append(Piece(number, source))
@@ -106,8 +116,9 @@ def _is_lines(source: Source, settings: ReadSettings) -> bool:
         return False
     if not _NEWLINE_IS_A_BYTE.fullmatch(settings.encoding):
         return False
-    with opened(source) as raw:  # the marks decide in utf-8 alone; in others none begins a file
-        return not raw.read(4).startswith(_WIDE_MARKS)
+    with opened(source) as raw:
+        start = raw.read(_LOOKED_AT_BYTES)
+    return not start.startswith(_WIDE_MARKS) and b"\0" not in start
 
 
 def _line_bounds(piece: Piece) -> tuple[int, int]:

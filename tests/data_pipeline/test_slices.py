@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import data_pipeline.slices as room
 from data_pipeline.documents import ReadSettings, Tally, read_source
 from data_pipeline.slices import plan_slices, read_piece
 from data_pipeline.sources import find_sources
@@ -59,12 +60,20 @@ def test_small_files_go_together_large_ones_of_lines_are_cut(tmp_path):
         ("x.txt", b"a b\n" * 9, ReadSettings(document="file")),
         ("x.txt", "a b\n".encode("utf-16-le") * 9, ReadSettings(encoding="utf-16-le")),
         ("x.txt", ("\ufeff" + "a b\n" * 9).encode("utf-16-le"), ReadSettings()),
-        ("x.txt", b"a b\n" * 9, ReadSettings(encoding="utf-7")),
+        ("x.txt", b"a b\n" * 9, ReadSettings(encoding="gbk")),
+        ("x.txt", b"a\0b\n" * 9, ReadSettings()),
     ],
 )
 def test_whatever_has_lines_that_no_byte_tells_is_read_whole(tmp_path, name, content, settings):
     (tmp_path / name).write_bytes(content)
     assert shown(plan([tmp_path / name], 5, settings)) == [[(name, 0, None)]]
+
+
+def test_slices_too_small_to_be_meant_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "_MAX_SLICES", 100)
+    (tmp_path / "x.txt").write_text("a b\n" * 100)
+    with pytest.raises(ValueError, match="--slice-bytes 2 cuts the input into more than 100"):
+        plan([tmp_path / "x.txt"], 2)
 
 
 line_ends = st.sampled_from(["\n", "\r\n", "\r", "\n\n", "\r\n\r\n"])
