@@ -41,6 +41,28 @@ def latent_memory_attention(
             latent_v=latent_v,
             dropout_prob=dropout_prob,
         )
+    return whole_rows(
+        q_BTHK,
+        k_BSHK,
+        v_BSHK,
+        visibility,
+        latent_k=latent_k,
+        latent_v=latent_v,
+        dropout_prob=dropout_prob,
+    )
+
+
+def whole_rows(
+    q_BTHK: Tensor,
+    k_BSHK: Tensor,
+    v_BSHK: Tensor,
+    visibility: Visibility,
+    *,
+    latent_k: Tensor | None = None,
+    latent_v: Tensor | None = None,
+    dropout_prob: float = 0.0,
+) -> Tensor:
+    """The same in one call, with a mask of T x S."""
     num_documents = num_slots = 0
     if latent_k is not None:
         latent_v = latent_k if latent_v is None else latent_v
