@@ -102,3 +102,61 @@ def test_single_documents_equal_packed_rows_of_one_document():
     assert torch.equal(ours.lo, expected.lo)
     assert torch.equal(ours.hi, expected.hi)
     assert torch.equal(ours.document, expected.document)
+
+
+def shifted(visibility: Visibility, by: int) -> Visibility:
+    """The same with `by` positions of padding before each row."""
+    pad = (by, 0)
+    inside = ~visibility.padding()
+    lo, hi = (torch.where(inside, t + by, 0) for t in (visibility.lo, visibility.hi))
+    return Visibility(
+        torch.nn.functional.pad(lo, pad),
+        torch.nn.functional.pad(hi, pad),
+        torch.nn.functional.pad(visibility.document, pad, value=-1),
+    )
+
+
+@settings(deadline=None)
+@given(packed_rows, st.integers(0, 3))
+def test_key_intervals_are_the_transpose(rows, padding_before):
+    visibility = shifted(packed_visibility(rows), padding_before)
+    first, stop = visibility.key_intervals()
+    query = torch.arange(visibility.lo.shape[1])
+    seen = (query >= first[..., None]) & (query < stop[..., None])  # (B, keys, queries)
+    assert torch.equal(seen, visibility.dense_mask()[:, 0].transpose(1, 2))
+    unseen = first >= stop
+    assert (first[unseen] == visibility.lo.shape[1]).all()
+    assert (stop[unseen] == 0).all()
+
+
+@settings(deadline=None)
+@given(packed_rows, st.integers(0, 3))
+def test_query_intervals_say_the_same_with_padding_out_of_the_way(rows, padding_before):
+    visibility = shifted(packed_visibility(rows), padding_before)
+    lo, hi = visibility.query_intervals()
+    key = torch.arange(lo.shape[1])
+    seen = (key >= lo[..., None]) & (key < hi[..., None])
+    assert torch.equal(seen, visibility.dense_mask()[:, 0])
+    padding = visibility.padding()
+    assert (lo[padding] == lo.shape[1]).all()
+    assert (hi[padding] == 0).all()
+
+
+@settings(deadline=None)
+@given(packed_rows, st.integers(0, 3))
+def test_document_bounds_hold_each_document_and_none_that_is_absent(rows, padding_before):
+    visibility = shifted(packed_visibility(rows), padding_before)
+    first, stop = visibility.document_bounds(5)
+    for b in range(len(rows)):
+        for number in range(5):
+            mine = (visibility.document[b] == number).nonzero()[:, 0]
+            span = visibility.document[b, first[b, number] : stop[b, number]]
+            assert len(mine) == (span == number).sum()
+            assert set(span.tolist()) <= {number, -1}
+
+
+def test_slots_are_seen_by_the_queries_of_their_document():
+    visibility = packed_visibility([[(3, 2), (2, 0)]], num_padding=1)
+    picture = ["xx....", "xx....", "xx....", "..xx..", "..xx..", "......"]
+    expected = torch.tensor([[mark == "x" for mark in line] for line in picture])
+    assert torch.equal(visibility.slot_mask(3, 2)[0, 0], expected)
