@@ -23,11 +23,13 @@ def triton_device(monkeypatch) -> str:
 
 @pytest.fixture(scope="session")
 def packed():
-    """A function that gives rows of (length, sep) documents as a Visibility of num_tokens."""
+    """A function of rows of (length, sep) documents, num_tokens and the device: a Visibility."""
     return packed_visibility
 
 
-def packed_visibility(rows: list[list[tuple[int, int]]], num_tokens: int) -> Visibility:
+def packed_visibility(
+    rows: list[list[tuple[int, int]]], num_tokens: int, device: str = "cpu"
+) -> Visibility:
     """Rows of (length, sep) documents one after the other, then padding."""
     lo, hi, document = torch.zeros(3, len(rows), num_tokens, dtype=torch.int32).unbind()
     document -= 1
@@ -37,4 +39,4 @@ def packed_visibility(rows: list[list[tuple[int, int]]], num_tokens: int) -> Vis
             for i in range(start, start + length):
                 lo[b, i], hi[b, i], document[b, i] = start, max(i + 1, start + sep), number
             start += length
-    return Visibility(lo.to(DEVICE), hi.to(DEVICE), document.to(DEVICE))
+    return Visibility(lo.to(device), hi.to(device), document.to(device))

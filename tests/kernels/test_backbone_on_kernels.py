@@ -44,7 +44,7 @@ def loss_and_gradients(visibility, device, layers_per_checkpoint=0):
 
 @pytest.mark.parametrize("objective", list(DOCUMENTS))
 def test_the_same_loss_and_gradients_as_on_sdpa(objective, packed, monkeypatch, triton_device):
-    visibility = packed(DOCUMENTS[objective], NUM_TOKENS)
+    visibility = packed(DOCUMENTS[objective], NUM_TOKENS, triton_device)
     results = []
     for backend in ("sdpa", "triton"):
         monkeypatch.setenv("KERNELS_BACKEND", backend)
@@ -58,7 +58,7 @@ def test_the_same_loss_and_gradients_as_on_sdpa(objective, packed, monkeypatch, 
 
 def test_recomputed_layers_give_the_same_gradients(packed, monkeypatch, triton_device):
     monkeypatch.setenv("KERNELS_BACKEND", "triton")
-    visibility = packed(DOCUMENTS["GLM"], NUM_TOKENS)
+    visibility = packed(DOCUMENTS["GLM"], NUM_TOKENS, triton_device)
     kept = loss_and_gradients(visibility, triton_device)
     recomputed = loss_and_gradients(visibility, triton_device, layers_per_checkpoint=1)
     assert all(torch.equal(a, b) for a, b in zip(kept[1], recomputed[1], strict=True))

@@ -118,7 +118,7 @@ def assert_parity(case: Case, visibility: Visibility, device: str) -> None:
 @pytest.mark.parametrize("case", FAST, ids=str)
 def test_output_and_gradients_equal_float64(case, packed, small_tiles, triton_device):
     small_tiles(*case.tile)
-    assert_parity(case, packed(case.rows, NUM_TOKENS), triton_device)
+    assert_parity(case, packed(case.rows, NUM_TOKENS, triton_device), triton_device)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_output_and_gradients_equal_float64(case, packed, small_tiles, triton_de
 def test_every_mask_dtype_and_head_width_equals_float64(case, packed, small_tiles, triton_device):
     """The sweep: four minutes in the interpreter."""
     small_tiles(*case.tile)
-    assert_parity(case, packed(case.rows, NUM_TOKENS), triton_device)
+    assert_parity(case, packed(case.rows, NUM_TOKENS, triton_device), triton_device)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_the_tiles_of_a_gpu_give_the_same(dtype, packed, monkeypatch, triton_dev
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, 300, 3, 1, 64), (2, 1, 3, 2, 1, 64), (1, 300, 1, 64)]
     drawn_tensors = [torch.randn(s, generator=generator).to(triton_device, dtype) for s in shapes]
-    visibility = packed([[(150, 60), (40, 0), (70, 70)]], 300)
+    visibility = packed([[(150, 60), (40, 0), (70, 70)]], 300, triton_device)
     ours = outputs(latent_memory_attention, visibility, *drawn_tensors)
     exact = outputs(
         reference.latent_memory_attention, visibility, *(t.double() for t in drawn_tensors)
@@ -153,7 +153,7 @@ def test_the_tiles_of_a_gpu_give_the_same(dtype, packed, monkeypatch, triton_dev
 @pytest.fixture
 def forward(packed, triton_device):
     """A function (fused, slots) -> output over the packed rows."""
-    visibility = packed(PACKED, NUM_TOKENS)
+    visibility = packed(PACKED, NUM_TOKENS, triton_device)
 
     def run(fused: Tensor, slots: Tensor) -> Tensor:
         return latent_memory_attention(
@@ -186,9 +186,12 @@ def test_a_document_gives_the_same_bits_wherever_its_neighbours_end(packed, trit
     fused, slots, _ = drawn(Case(num_slots=1), triton_device)
     alone = fused[:, 16:32], slots[:, :, 1:2]
     expected = latent_memory_attention(
-        *alone[0].unbind(2), packed([[(16, 5)]] * 2, 16), latent_k=alone[1][0], latent_v=alone[1][1]
+        *alone[0].unbind(2),
+        packed([[(16, 5)]] * 2, 16, triton_device),
+        latent_k=alone[1][0],
+        latent_v=alone[1][1],
     )
-    among = packed([[(16, 5)] * 2, [(16, 9), (16, 5)]], NUM_TOKENS)
+    among = packed([[(16, 5)] * 2, [(16, 9), (16, 5)]], NUM_TOKENS, triton_device)
     out = latent_memory_attention(
         *fused.unbind(2), among, latent_k=slots[0], latent_v=slots[1]
     )  # fmt: skip
@@ -198,7 +201,7 @@ def test_a_document_gives_the_same_bits_wherever_its_neighbours_end(packed, trit
 def test_a_slot_that_scores_minus_infinity_is_no_slot(forward, packed, triton_device):
     fused, slots, _ = drawn(Case(), triton_device)
     fused[:, :, 0, :, 0], slots[0, ..., 0] = 1.0, -1e6
-    bare = latent_memory_attention(*fused.unbind(2), packed(PACKED, NUM_TOKENS))
+    bare = latent_memory_attention(*fused.unbind(2), packed(PACKED, NUM_TOKENS, triton_device))
     assert torch.allclose(forward(fused, slots), bare, atol=1e-6)
 
 
@@ -212,7 +215,7 @@ def test_equal_slots_are_one_slot_with_the_log_of_their_number_added(forward, tr
 
 def test_repeated_runs_give_equal_bits(packed, triton_device):
     tensors = drawn(Case(num_slots=2, heads=1), triton_device)
-    visibility = packed(PACKED, NUM_TOKENS)
+    visibility = packed(PACKED, NUM_TOKENS, triton_device)
     first = outputs(latent_memory_attention, visibility, *tensors)
     again = outputs(latent_memory_attention, visibility, *tensors)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -227,13 +230,13 @@ def test_every_element_is_written(monkeypatch, packed, small_tiles, triton_devic
     monkeypatch.setattr(launch, "_empty", poisoned)
     # One row has fewer documents than slots are given for; heads are narrower than their tile.
     case = replace(FAST[-1], num_slots=2)
-    assert_parity(case, packed(case.rows, NUM_TOKENS), triton_device)
+    assert_parity(case, packed(case.rows, NUM_TOKENS, triton_device), triton_device)
 
 
 def test_views_that_no_kernel_can_read_are_copied(packed, triton_device):
     fused, _, _ = drawn(Case(num_slots=0), triton_device)
     q, k, v = fused.unbind(2)
-    visibility = packed(PACKED, NUM_TOKENS)
+    visibility = packed(PACKED, NUM_TOKENS, triton_device)
     expected = latent_memory_attention(q, k, v, visibility)
     turned = q.transpose(2, 3).contiguous().transpose(2, 3)  # a head's numbers lie apart
     out = latent_memory_attention(turned, k, v.clone(), visibility)
@@ -257,7 +260,7 @@ def test_padding_before_and_between_documents_sees_nothing(triton_device):
 
 def test_a_query_that_sees_nothing_has_an_infinite_log_sum(packed, triton_device):
     fused, _, _ = drawn(Case("padding", num_slots=0), triton_device)
-    visibility = packed(MASKS["padding"], NUM_TOKENS)
+    visibility = packed(MASKS["padding"], NUM_TOKENS, triton_device)
     q, k, v = fused.unbind(2)
     none = q.new_empty(2, 0, 0, 2, 32)
     _, lse = latent_attention(
