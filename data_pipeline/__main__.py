@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
 from data_pipeline.cli import parse
 from data_pipeline.documents import ReadSettings
+
+if TYPE_CHECKING:
+    from data_pipeline.shards import Shards
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -154,25 +157,40 @@ def _verify(options: Namespace) -> int:
 
 
 def _stats(options: Namespace) -> int:
-    from data_pipeline.padding import describe, padding
-    from data_pipeline.plan import PackingConfig
+    from data_pipeline.padding import describe
     from data_pipeline.shards import open_shards
-    from data_pipeline.stats import counts, table
+    from data_pipeline.stats import counts, describe_together, table, together
+
+    opened = {str(folder): open_shards(folder) for folder in options.folders}
+    planned = {folder: _planned(shards, options) for folder, shards in opened.items()}
+    whole = together({folder: shards.manifest for folder, shards in opened.items()})
+    if options.json:
+        numbers = {f: counts(s.manifest) | planned[f] for f, s in opened.items()}
+        several = {"folders": numbers, "together": whole}
+        one = next(iter(numbers.values()))
+        print(json.dumps(several if len(opened) > 1 else one, ensure_ascii=False))
+        return 0
+    for folder, shards in opened.items():
+        if len(opened) > 1:
+            print(f"{folder}:")
+        print(table(shards.manifest))
+        for packing in planned[folder].values():
+            print("\n".join(describe(packing)))
+    if len(opened) > 1:
+        print(describe_together(whole))
+    return 0
+
+
+def _planned(shards: "Shards", options: Namespace) -> dict[str, Any]:
+    """What the first window's rows lose, under `packing`, where --row-tokens asks for it."""
+    from data_pipeline.padding import padding
+    from data_pipeline.plan import PackingConfig
     from data_pipeline.transforms.blank import BlankConfig
 
-    shards = open_shards(options.folder)
-    planned = None
-    if options.row_tokens is not None:
-        packing = PackingConfig(source_tokens=options.source_tokens, row_tokens=options.row_tokens)
-        planned = padding(shards, packing, BlankConfig(**options.blanks.as_dict()))
-    if options.json:
-        extra = {} if planned is None else {"packing": planned}
-        print(json.dumps(counts(shards.manifest) | extra, ensure_ascii=False))
-        return 0
-    print(table(shards.manifest))
-    if planned is not None:
-        print("\n".join(describe(planned)))
-    return 0
+    if options.row_tokens is None:
+        return {}
+    packing = PackingConfig(source_tokens=options.source_tokens, row_tokens=options.row_tokens)
+    return {"packing": padding(shards, packing, BlankConfig(**options.blanks.as_dict()))}
 
 
 def _inspect(options: Namespace) -> int:

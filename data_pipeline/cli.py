@@ -138,10 +138,10 @@ def _verify(parser: ArgumentParser) -> None:
 
 
 def _stats(parser: ArgumentParser) -> None:
-    """Show what a folder of shards holds, and how its text fills rows."""
+    """Show what folders of shards hold, each and together, and how their text fills rows."""
     from data_pipeline.transforms.blank import BlankConfig
 
-    parser.add_argument("folder", metavar="DIR", help="folder of shards")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="folder of shards")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--row-tokens", type=int, default=None, metavar="T", help=_ROW_TOKENS)
     parser.add_argument("--source-tokens", type=int, default=512, metavar="N", help=_SOURCE_TOKENS)

@@ -1,5 +1,6 @@
-"""What a folder of shards holds, as a table for people and an object for programs."""
+"""What folders of shards hold, as a table for people and an object for programs."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from data_pipeline.manifest import Manifest, SplitEntry
@@ -46,6 +47,27 @@ def table(manifest: Manifest) -> str:
     for name, text in (("source", manifest.source), ("licence", manifest.licence)):
         if text:
             lines.append(f"{name}: {text}")
+    return "\n".join(lines)
+
+
+def together(manifests: Mapping[str, Manifest]) -> dict[str, Any]:
+    """What folders hold as the corpora of one run: tokens of `train`, by folder; JSON-able."""
+    tokens = {folder: m.splits["train"].tokens for folder, m in manifests.items()}
+    total = sum(tokens.values())
+    return {
+        "train_tokens": total,
+        "train_tokens_ratio": {folder: n / max(total, 1) for folder, n in tokens.items()},
+        "one_tokenizer": len({m.tokenizer_fingerprint for m in manifests.values()}) == 1,
+    }
+
+
+def describe_together(whole: dict[str, Any]) -> str:
+    """The same for people, as lines of text."""
+    lines = [f"together: {whole['train_tokens']:,} tokens to train on"]
+    lines += [f"  {ratio:7.2%}  {folder}" for folder, ratio in whole["train_tokens_ratio"].items()]
+    lines.append("  (weights in this relation make every corpus's epoch end at one time)")
+    if not whole["one_tokenizer"]:
+        lines.append("prepared with different tokenizers: one run cannot read them together")
     return "\n".join(lines)
 
 

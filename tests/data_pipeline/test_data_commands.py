@@ -118,6 +118,27 @@ def test_stats_plan_rows_of_a_given_length(shards, capsys):
     assert f"{packing['padding_share']:.2%} padding" in capsys.readouterr().out
 
 
+def test_stats_of_several_folders_tell_their_shares(
+    shards, corpus_file, model_file, tmp_path, capsys
+):
+    half = tmp_path / "half.txt"
+    half.write_text("\n".join(corpus_file.read_text().splitlines()[:150]), encoding="utf-8")
+    other = str(tmp_path / "half")
+    arguments = ["--input", str(half), "--tokenizer", str(model_file), "--output", other]
+    assert main(["prepare", *arguments]) == 0
+    capsys.readouterr()
+    assert main(["stats", str(shards), other, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    tokens = {f: c["splits"]["train"]["tokens"] for f, c in printed["folders"].items()}
+    whole = printed["together"]
+    assert whole["train_tokens"] == sum(tokens.values()) and whole["one_tokenizer"]
+    assert whole["train_tokens_ratio"][other] == tokens[other] / sum(tokens.values())
+    assert main(["stats", str(shards), other]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{shards}:" in lines and f"{other}:" in lines
+    assert f"  {whole['train_tokens_ratio'][other]:7.2%}  {other}" in lines
+
+
 def test_stats_say_which_blanks_are_lost_and_clipped(shards, capsys):
     # 60 % of the text in spans of one token is more than lies one token apart from the next.
     options = ["--row-tokens", "50", "--source-tokens", "48"]
