@@ -82,6 +82,14 @@ def _delimited(
             yield where, dict(zip(names, row, strict=True))
 
 
+class _TooLongError(Exception):
+    """A row, or a line of it, that is too long: what follows it can be read."""
+
+    def __init__(self, problem: Unusable) -> None:
+        super().__init__()
+        self.problem = problem
+
+
 class _Rows:
     """(place, fields or what is wrong) of each row.
 
@@ -93,45 +101,53 @@ class _Rows:
         self._numbered, self._name, self._delimiter = numbered, name, delimiter
         self._again: list[Line] = []  # in reverse
         self._of_row: list[Line] = []
+        self._characters = 0  # of them
+        self._wrong: WrongBytes | None = None  # the first of them that is one
 
     def __iter__(self) -> Iterator[tuple[str, list[str] | Unusable]]:
-        while (first := self._line()) is not None:
-            where = f"{self._name}:{first[0]}"
-            self._of_row = []
-            reader = csv.reader(self._feed(first), delimiter=self._delimiter, strict=True)
+        reader = self._reader()
+        while True:
+            self._of_row, self._characters, self._wrong = [], 0, None
             try:
                 row: list[str] | Unusable = next(reader)
+            except StopIteration:
+                return
             except csv.Error as error:
-                row = self._broken(where, str(error))
+                row = self._broken(str(error))
                 self._again += reversed(self._of_row[1:])
-            except Unusable as error:
-                row = error
+                reader = self._reader()
+            except _TooLongError as error:
+                row = error.problem
                 used = -1 if isinstance(self._of_row[-1][1], Unusable) else None
                 self._again += reversed(self._of_row[1:used])
-            wrong = (line for _, line in self._of_row if isinstance(line, WrongBytes))
-            yield where, next(wrong, row)
+                reader = self._reader()
+            yield self._where(), self._wrong or row
 
-    def _line(self) -> Line | None:
-        return self._again.pop() if self._again else next(self._numbered, None)
+    def _reader(self) -> Iterator[list[str]]:
+        return csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
 
-    def _feed(self, line: Line | None) -> Iterator[str]:
-        """The lines of a row, as many as the reader asks for."""
-        characters = 0
-        while line is not None:
+    def _lines(self) -> Iterator[str]:
+        """Lines as the reader asks for them: never one behind the row at hand."""
+        while line := self._again.pop() if self._again else next(self._numbered, None):
             self._of_row.append(line)
-            content = line[1].text if isinstance(line[1], WrongBytes) else line[1]
-            if isinstance(content, Unusable):
-                raise content
-            characters += len(content) + 1
-            if characters > MAX_CHARACTERS + 1:
-                raise too_long(f"{self._name}:{self._of_row[0][0]}", "a row")
+            content = line[1]
+            if isinstance(content, WrongBytes):
+                self._wrong = self._wrong or content
+                content = content.text
+            elif isinstance(content, Unusable):
+                raise _TooLongError(content)
+            self._characters += len(content) + 1
+            if self._characters > MAX_CHARACTERS + 1:
+                raise _TooLongError(too_long(self._where(), "a row"))
             yield f"{content}\n"
-            line = self._line()
 
-    def _broken(self, where: str, reason: str) -> Unusable:
+    def _where(self) -> str:
+        return f"{self._name}:{self._of_row[0][0]}"
+
+    def _broken(self, reason: str) -> Unusable:
         return Unusable(
             "broken_row",
-            where,
+            self._where(),
             f"broken row ({reason}). Fields are parted by {self._delimiter!r}; one that "
             'begins with " ends with one, and doubles those inside.',
         )
