@@ -34,7 +34,8 @@ class DecodedText:
     """Stretches of text, to be gone through once.
 
     chunks: the bytes of the file as they come, none empty. encoding: its normal name.
-    newlines: "any" makes \\r\\n and \\r to \\n, "kept" leaves all as they are.
+    newlines: "any" makes \\r\\n and \\r to \\n, "kept" leaves all as they are, unless the file has
+    \\r alone at its beginning.
     first_line, first_byte: where the chunks begin, if that is behind a line end inside the file;
     what the start of a file tells of its encoding is then not looked for.
     Raises Unusable where the file is no text, or cannot be read on behind a wrong byte.
@@ -89,6 +90,8 @@ class DecodedText:
         if self._fed_bytes == 0:
             self.encoding = _marked_encoding(start, self.encoding)
             _refuse_many_nuls(start[:_LOOKED_AT_BYTES], self.name, self.encoding)
+            if b"\r" in start and b"\n" not in start:  # as old Macs write
+                self._newlines = "any"
         self._start = start[:_LOOKED_AT_BYTES]
         return itertools.chain([start] if start else [], self._chunks)
 

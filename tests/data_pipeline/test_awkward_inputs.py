@@ -378,6 +378,19 @@ def test_line_ends_of_all_systems_give_the_same_documents(write, end, last):
     assert [d.text for d in read(path)] == lines
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv"])
+def test_rows_end_as_lines_of_all_systems_do(write, end, kind):
+    rows = {
+        "jsonl": ['{"text": "a"}', '{"text": "b"}'],
+        "json": ["[", '{"text": "a"},', '{"text": "b"}', "]"],
+        "csv": ["text,id", "a,1", '"b",2'],
+        "tsv": ["text\tid", "a\t1", "b\t2"],
+    }
+    path = write(f"x.{kind}", end.join(rows[kind]) + end)
+    assert [d.text for d in read(path)] == ["a", "b"]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "json", "csv"])
 def test_a_byte_order_mark_is_no_part_of_the_first_document(write, encoding, kind):
