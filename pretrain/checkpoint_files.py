@@ -29,7 +29,7 @@ class Manifest:
     """What a complete checkpoint says of itself."""
 
     format: int
-    update: int  # updates applied before it was saved
+    update: int  # steps done before it was saved, skipped ones too (state: judge.updates)
     world_size: int  # ranks whose shards it holds
     state: dict[str, Any]  # the trainer's: data positions, fingerprints
     versions: dict[str, str]
@@ -46,7 +46,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 
 def folder_name(update: int) -> str:
-    """Name of the checkpoint folder after `update` updates."""
+    """Name of the checkpoint folder after `update` steps."""
     return f"step-{update:08d}"
 
 
