@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,24 +55,34 @@ def start_rows(quick: bool) -> list[Row]:
         for place in places.values():
             _fill_window(folder / "shards", place)
         # The first opening of a file system is slower; what is counted is the best try.
-        tries = {bench: [] for bench in places}
+        tries: dict[str, list[Try]] = {bench: [] for bench in places}
         for _ in range(1 if quick else 3):
             for bench, place in places.items():
                 tries[bench].append(_first_batch(folder / "shards", place))
     return [row for bench, found in tries.items() for row in _rows_of(bench, found)]
 
 
-def _rows_of(bench: str, found: list[tuple[float, float]]) -> list[Row]:
-    seconds, anonymous_bytes = min(s for s, _ in found), max(b for _, b in found)
+class Try(NamedTuple):
+    """What it took until the first batch was there."""
+
+    wall_s: float
+    cpu_s: float
+    anonymous_bytes: float
+
+
+def _rows_of(bench: str, found: list[Try]) -> list[Row]:
+    wall_s, cpu_s = min(one.wall_s for one in found), min(one.cpu_s for one in found)
+    anonymous_bytes = max(one.anonymous_bytes for one in found)
     documents = NUM_SHARDS * SHARD_DOCUMENTS
     return [
         Row(
             bench=f"{bench}_1e9_documents",
-            ours=1 / seconds,
+            ours=1 / wall_s,
             peer="goal",
             peer_value=1 / GOAL_S,
             unit="starts/s",
             goal=1.0,
+            ratio_of_cpu=GOAL_S / cpu_s,
         ),
         Row(
             bench=f"{bench}_1e9_documents_memory",
@@ -84,10 +95,9 @@ def _rows_of(bench: str, found: list[tuple[float, float]]) -> list[Row]:
     ]
 
 
-def _first_batch(shards: Path, start: Position) -> tuple[float, float]:
-    """Seconds until the first batch, and the most anonymous memory it took on the way, in bytes."""
+def _first_batch(shards: Path, start: Position) -> Try:
     with peak_anonymous() as grown:
-        started_at = time.perf_counter()
+        wall_from, cpu_from = time.perf_counter(), time.process_time()
         opened = open_shards(shards)
         transform = BlankTransform(
             ALL_MODES, opened.special, source_tokens=512, vocab_size=opened.vocab_size
@@ -105,8 +115,8 @@ def _first_batch(shards: Path, start: Position) -> tuple[float, float]:
             num_workers=0,
         )
         assert next(batches).tokens > 0
-        seconds = time.perf_counter() - started_at
-    return seconds, grown[0]
+        wall_s, cpu_s = time.perf_counter() - wall_from, time.process_time() - cpu_from
+    return Try(wall_s, cpu_s, grown[0])
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from pretrain.checkpoint_files import (
     damage,
     folder_name,
     held_out_nats,
+    not_what_was_saved,
     read_manifest,
 )
 from pretrain.engine import Engine
@@ -67,7 +68,7 @@ def save(
     """
     world = engine.world
     final, partial = root / folder_name(update), root / f"{folder_name(update)}.partial"
-    mine = f"optimizer-{world.rank:05d}-of-{world.world_size:05d}.safetensors"
+    mine = _optimizer_file(world)
     needed = _needed_bytes(engine)
 
     _attempt(world, partial, lambda: _begin(root, partial, needed) if world.leads else None)
@@ -186,12 +187,7 @@ def load(engine: Engine, folder: Path) -> Manifest:
     """
     world = engine.world
     manifest = world.together(lambda: read_manifest(folder))
-    names = sorted(name for name in manifest.files if name != WEIGHTS)
-    # Hashes are compared once a file: with as many ranks as it was saved by, each takes its own.
-    mine = names[world.rank :: world.world_size]
-    world.agree(world.together(lambda: damage(folder, manifest, mine)))
-    likely_first = mine + [name for name in names if name not in mine]
-    world.together(lambda: optimizer_state.read(engine, [folder / n for n in likely_first]))
+    _read_optimizer(engine, folder, manifest)
     optimizer_state.publish(engine)
     if engine.num_parameters[False]:
         source = world.together(
@@ -203,6 +199,31 @@ def load(engine: Engine, folder: Path) -> Manifest:
             "checkpoint of %d ranks, taken over by %d", manifest.world_size, world.world_size
         )
     return manifest
+
+
+def _read_optimizer(engine: Engine, folder: Path, manifest: Manifest) -> None:
+    """The optimizer's state of every rank, with the hash of every file compared once."""
+    world = engine.world
+    own = folder / _optimizer_file(world)
+    sizes = damage(folder, manifest, manifest.files, sizes_only=True) if world.leads else None
+    world.agree(sizes)
+    fits = own.name in manifest.files and world.together(
+        lambda: optimizer_state.is_own(engine, own)
+    )
+    if all(world.gather(fits)):
+        entry = world.together(lambda: optimizer_state.read_own(engine, own))
+        is_whole = entry == manifest.files[own.name]
+        world.agree(None if is_whole else not_what_was_saved(own))
+        return
+    names = sorted(name for name in manifest.files if name != WEIGHTS)
+    share = names[world.rank :: world.world_size]
+    world.agree(world.together(lambda: damage(folder, manifest, share)))
+    nearest = share + [name for name in names if name not in share]
+    world.together(lambda: optimizer_state.read(engine, [folder / name for name in nearest]))
+
+
+def _optimizer_file(world: World) -> str:
+    return f"optimizer-{world.rank:05d}-of-{world.world_size:05d}.safetensors"
 
 
 def _write_synced(path: Path, text: str) -> None:

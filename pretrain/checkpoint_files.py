@@ -171,8 +171,13 @@ def damage(
                 "Resume from another checkpoint: --resume PATH."
             )
         if not sizes_only and measure(path)["xxh3"] != expected["xxh3"]:
-            return f"{path} is not what was saved. Resume from another checkpoint: --resume PATH."
+            return not_what_was_saved(path)
     return None
+
+
+def not_what_was_saved(path: Path) -> str:
+    """The sentence for a file of the right size whose hash is not the manifest's."""
+    return f"{path} is not what was saved. Resume from another checkpoint: --resume PATH."
 
 
 def measure(path: Path) -> dict[str, Any]:

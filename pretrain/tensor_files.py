@@ -1,8 +1,9 @@
-"""safetensors files written one tensor at a time and hashed on the way to the disk.
+"""safetensors files written and read one tensor at a time, and hashed on the way.
 
     writer = TensorWriter(path, {"bias": (torch.float32, (8,))}, metadata={})
     writer.write(bias)
     entry = writer.finish()                     # {"size_bytes": 136, "xxh3": "..."}
+    read_hashed(path, {"bias": bias}) == entry  # bias is filled from the file
 
 The library's own save_file wants all tensors at once, which for a model that is gathered parameter
 by parameter means the whole model in one process; and it hashes nothing, so that a checksum would
@@ -20,6 +21,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+_BLOCK_BYTES = 1 << 20  # stays in the cache between reading, hashing and copying
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]  # name -> dtype and shape, in file order
 
@@ -64,6 +66,50 @@ class TensorWriter:
         self._digest.update(data)
         self._file.write(data)
         self._size_bytes += len(data)
+
+
+@torch.no_grad()
+def read_hashed(path: Path, into: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Fill every tensor of `into` from the file, which holds just these; its size and xxh3.
+
+    One pass: whoever needs the hash to be right compares it afterwards. Raises ValueError for a
+    file of another make.
+    """
+    digest, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        start = file.read(8)
+        text = file.read(int.from_bytes(start, "little"))
+        digest.update(start + text)
+        for name, length in _places(text, into):
+            flat = into[name].reshape(-1)
+            done = 0
+            while done < length:
+                size = file.readinto(block[: min(_BLOCK_BYTES, 4 * (length - done))])
+                if not size or size % 4:
+                    raise ValueError(f"{path} ends in the middle of {name}.")
+                digest.update(block[:size])
+                part = torch.frombuffer(block, dtype=torch.float32, count=size // 4)
+                flat[done : done + len(part)].copy_(part)
+                done += len(part)
+        size_bytes = file.tell()
+    return {"size_bytes": size_bytes, "xxh3": digest.hexdigest()}
+
+
+def _places(header: bytes, into: Mapping[str, Tensor]) -> list[tuple[str, int]]:
+    """Names and elements of the tensors in the order of the file; all fp32, without gaps."""
+    entries = json.loads(header)
+    entries.pop("__metadata__", None)
+    in_order = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
+    end = 0
+    for name, entry in in_order:
+        begin, end_before = entry["data_offsets"][0], end
+        end = entry["data_offsets"][1]
+        fits = name in into and end - begin == 4 * into[name].numel() and begin == end_before
+        if entry["dtype"] != "F32" or not fits:
+            raise ValueError(f"{name} is not what is wanted of it.")
+    if len(in_order) != len(into):
+        raise ValueError(f"it holds {len(in_order)} tensors instead of {len(into)}.")
+    return [(name, into[name].numel()) for name, _ in in_order]
 
 
 def _header(layout: Layout, metadata: Mapping[str, str]) -> bytes:

@@ -1,12 +1,13 @@
 """Trains and is killed, again and again: the work of tests/pretrain/test_resume_kills.py.
 
-`python kill_cases.py FOLDER PLAN.json` with PLAN {"ranks", "kills", "window_s", "seed",
-"arguments"}: what an unbroken training and one under kill -9 are started with. Torch and DeepSpeed
-are imported once; each life is a fork from before any of their threads, and its death is a real
-SIGKILL.
+`python kill_cases.py FOLDER PLAN.json` with PLAN {"ranks", "kills", "seed", "arguments"}: what an
+unbroken training and one under kill -9 are started with. Torch and DeepSpeed are imported once;
+each life is a fork from before any of their threads, and its death is a real SIGKILL: one in five
+while it starts or loads, the others within LATE_S of its first step, which it saves.
 """
 
 import json
+import logging
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from pretrain.train import run_in
 from pretrain.world import join_world
 
 LONGEST_LIFE_S = 300.0
+LATE_S = 0.6
 
 
 def main(folder: Path, plan: dict[str, Any]) -> None:
@@ -34,7 +36,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     killed_argv = [*arguments, "--name=killed", "--resume=auto", "--checkpoints.every_steps=1"]
     while len(lives) < plan["kills"]:
         pids = _start(ranks, killed_argv, folder / "killed.log")
-        time.sleep(rng.uniform(*plan["window_s"]))
+        _wait(folder / "killed" / "logs" / "rank-0.log", pids, rng)
         victims = rng.choice([[pid] for pid in pids] + [pids])
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
@@ -44,6 +46,27 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     codes = _codes(_start(ranks, killed_argv, folder / "killed.log"))
     assert codes == [0] * ranks, "the run did not go on to its end"
     (folder / "found.json").write_text(json.dumps(lives))
+
+
+def _wait(log: Path, pids: list[int], rng: random.Random) -> None:
+    """Until the moment at which the life is to end."""
+    if rng.random() < 0.2:
+        time.sleep(rng.uniform(0.0, 3.0))
+        return
+    seen, born_at = len(_said(log)), time.monotonic()
+    while b"| loss" not in _said(log)[seen:]:
+        assert time.monotonic() - born_at < LONGEST_LIFE_S, "a life without a step"
+        assert not any(_has_ended(pid) for pid in pids), "a life ended before its first step"
+        time.sleep(0.005)
+    time.sleep(rng.uniform(0.0, LATE_S))
+
+
+def _said(log: Path) -> bytes:
+    return log.read_bytes() if log.is_file() else b""
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def found_in(root: Path) -> dict[str, Any]:
@@ -89,6 +112,7 @@ def _live(rank: int, ranks: int, port: int, argv: list[str], log: Path) -> None:
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         )  # fmt: skip
+        logging.getLogger().setLevel(logging.INFO)
         run_in(join_world(timeout_s=60), *parse_train(argv))
         code = 0
     except Exception as error:  # noqa: BLE001 (the life ends here, and says why)

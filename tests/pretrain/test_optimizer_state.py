@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pretrain.optimizer_state import KINDS, fragments, read, write
+from pretrain.optimizer_state import KINDS, fragments, is_own, read, read_own, write
 from pretrain.tensor_files import TensorWriter
 
 
@@ -91,6 +91,23 @@ def test_any_cut_in_any_order_gives_the_whole(tmp_path: Path, inner: list[int], 
     rng.shuffle(paths)
     read(fresh, paths)
     assert _state(fresh) == _state(trained)
+
+
+def test_a_ranks_own_file_is_read_in_one_pass_with_its_hash(tmp_path: Path) -> None:
+    trained, fresh = _engine(1, updates=2), _engine(2, updates=0)
+    entry = write(trained, tmp_path / "a")
+    assert is_own(fresh, tmp_path / "a")
+    assert read_own(fresh, tmp_path / "a") == entry
+    assert _state(fresh) == _state(trained)
+    data = bytearray((tmp_path / "a").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "a").write_bytes(data)
+    assert read_own(fresh, tmp_path / "a") != entry
+
+
+def test_the_file_of_another_cut_is_not_a_ranks_own(tmp_path: Path) -> None:
+    trained = _engine(1, updates=2)
+    assert [is_own(trained, path) for path in _cut(trained, tmp_path, [0, 7, 15])] == [False, False]
 
 
 def test_what_no_file_holds_is_named(tmp_path: Path) -> None:

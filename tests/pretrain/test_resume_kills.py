@@ -17,15 +17,11 @@ DEBUG = str(ROOT / "launch" / "recipes" / "debug.yaml")
 WORKER = str(Path(__file__).parent / "kill_cases.py")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "kills", "steps", "window_s"),
-    [(1, 50, 1200, (0.0, 2.5)), (2, 8, 300, (1.0, 5.0))],
-)
+@pytest.mark.parametrize(("ranks", "kills", "steps"), [(1, 50, 1000), (2, 8, 200)])
 def test_killed_again_and_again(
     ranks: int,
     kills: int,
     steps: int,
-    window_s: tuple[float, float],
     tmp_path: Path,
     shards: Path,
     environments: Callable[[int], list[dict[str, str]]],
@@ -48,7 +44,6 @@ def test_killed_again_and_again(
     plan = {
         "ranks": ranks,
         "kills": kills,
-        "window_s": window_s,
         "seed": 20260,
         "arguments": [f"--{key}={value}" for key, value in flags.items()],
     }

@@ -1,7 +1,8 @@
 """Going on with another number of ranks or another ZeRO stage: the curve of the unbroken run.
 
 Weight decay makes two parameter groups, and dropout is off, since its draws belong to ranks. Every
-update has 8 rows whatever the number of ranks; they are the same rows.
+update has 8 rows whatever the number of ranks; they are the same rows. One training has fewer rows
+than that.
 """
 
 import json
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from data_pipeline.prepare import PrepareSettings, prepare
+from data_pipeline.shards import open_shards
 
 pytestmark = pytest.mark.ranks
 
@@ -97,6 +101,23 @@ def _arguments(name: str, case: Case, folder: Path, shards: Path) -> list[str]:
     return [*(f"--{key}={value}" for key, value in flags.items()), *case.flags]
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Path:
+    """Shards of three short documents, of which one or two are held out."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "text.txt").write_text("a teacher sees.\nour house leaves.\nevery ship follows.\n")
+    settings = PrepareSettings(
+        input=[str(folder / "text.txt")],
+        tokenizer=str(shards / "tokenizer"),
+        output=str(folder / "shards"),
+        validation=0.5,
+    )
+    prepare(settings)
+    counts = {n: s.num_documents for n, s in open_shards(folder / "shards").splits.items()}
+    assert sorted(counts.values()) == [1, 2]
+    return folder / "shards"
+
+
 def _trained(
     launches: list[dict[str, Case]], folder: Path, shards: Path, run_ranks: Run
 ) -> dict[str, Rows]:
@@ -114,10 +135,12 @@ def _trained(
 
 @pytest.fixture(scope="module")
 def curves(
-    tmp_path_factory: pytest.TempPathFactory, shards: Path, run_ranks: Run
+    tmp_path_factory: pytest.TempPathFactory, shards: Path, tiny: Path, run_ranks: Run
 ) -> dict[str, Rows]:
     """Every scalar of every step, by case."""
-    return _trained(LAUNCHES, tmp_path_factory.mktemp("elastic"), shards, run_ranks)
+    one, two, one_again = LAUNCHES
+    launches = [one, two | {"tiny": Case(2, 3, flags=(f"--data.shards={tiny}",))}, one_again]
+    return _trained(launches, tmp_path_factory.mktemp("elastic"), shards, run_ranks)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +176,12 @@ def test_another_number_of_ranks_continues_the_curve(name: str, curves: dict[str
 def test_bf16_goes_on_bit_for_bit(curves: dict[str, Rows]) -> None:
     for tag in ("loss/total_nats", "optimizer/gradient_norm"):
         assert _later(curves["two_1_bf16_again"], tag) == _later(curves["two_1_bf16"], tag)
+
+
+def test_fewer_rows_than_ranks_never_hang(curves: dict[str, Rows]) -> None:
+    assert [row["step"] for row in curves["tiny"] if "loss/total_nats" in row] == [*range(1, 9)]
+    held_out = [r for r in curves["tiny"] if "validation/glm_total_nats" in r]
+    assert len(held_out) == 1
 
 
 @pytest.mark.slow
