@@ -216,7 +216,12 @@ class Engine:
 
 
 def _check_offload(parts: list[str]) -> None:
-    """Raise ValueError, naming what to install, where NVMe offload cannot work here."""
+    """Raise ValueError, naming the cure, where NVMe offload cannot work, here or at all."""
+    if "optimizer to nvme" in parts:
+        raise ValueError(
+            "offload_optimizer to nvme is not served: its state is not in memory when a checkpoint "
+            "is written. Offload the optimizer to cpu; offload_param may go to nvme."
+        )
     if not any(part.endswith("to nvme") for part in parts):
         return
     if shutil.which("ninja") is None or shutil.which(os.environ.get("CXX", "g++")) is None:

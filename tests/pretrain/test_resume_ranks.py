@@ -7,8 +7,9 @@ than that.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,11 @@ class Case:
     stage: int
     source: str | None = None
     flags: tuple[str, ...] = ()
+    zero: dict[str, Any] = field(default_factory=dict)
 
 
+OPTIMIZER_ON_CPU = {"offload_optimizer": {"device": "cpu"}}
+ALL_ON_CPU = {**OPTIMIZER_ON_CPU, "offload_param": {"device": "cpu"}}
 BF16 = ("--precision=bf16",)
 # In the order of launches: each case may go on from those before it.
 LAUNCHES = [
@@ -57,6 +61,8 @@ SLOW_LAUNCHES = [
         "two_0": Case(2, 0),
         "two_2": Case(2, 2),
         "two_3": Case(2, 3),
+        "two_2_offloaded": Case(2, 2, zero=OPTIMIZER_ON_CPU),
+        "one_0_to_two_3_offloaded": Case(2, 3, "one_0", zero=ALL_ON_CPU),
         "one_0_to_two_0": Case(2, 0, "one_0"),
         "one_0_to_two_2": Case(2, 2, "one_0"),
         "one_0_to_two_3": Case(2, 3, "one_0"),
@@ -68,6 +74,7 @@ SLOW_LAUNCHES = [
     {
         "two_0_to_one_0": Case(1, 0, "two_0"),
         "two_2_to_one_2": Case(1, 2, "two_2"),
+        "two_2_offloaded_to_one_3": Case(1, 3, "two_2_offloaded"),
         "two_2_to_one_0": Case(1, 0, "two_2"),
         "two_3_to_one_1": Case(1, 1, "two_3"),
     },
@@ -78,7 +85,7 @@ SLOW_LAUNCHES = [
 def _arguments(name: str, case: Case, folder: Path, shards: Path) -> list[str]:
     settings = folder / f"{name}.json"
     zero = {"stage": case.stage, "stage3_param_persistence_threshold": 64}  # biases stay gathered
-    settings.write_text(json.dumps({"zero_optimization": zero}))
+    settings.write_text(json.dumps({"zero_optimization": zero | case.zero}))
     flags = {
         "config": DEBUG,
         "name": name,
