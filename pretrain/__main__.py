@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pretrain.environment import refuse_foreign_kernels
-from pretrain.mistakes import AgreedError, say
+from pretrain.mistakes import AgreedError, LostRankError, say
 from pretrain.run_log import log_to_stderr
 
 
@@ -33,7 +33,12 @@ def _train(argv: Sequence[str]) -> None:
     from pretrain.stopping import EXIT_CODE
     from pretrain.train import run
 
-    stopped_by = run(config, start)
+    try:
+        stopped_by = run(config, start)
+    except LostRankError as error:
+        # Each rank by itself: nobody knows which of the others is left to speak for all.
+        sys.stderr.write(f"pretrain: rank {os.environ.get('RANK', '0')}: {error}\n")
+        _leave_at_once(1)
     _leave_at_once(0 if stopped_by is None else EXIT_CODE)
 
 

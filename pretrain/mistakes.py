@@ -8,6 +8,10 @@ class AgreedError(ValueError):
     """A mistake that every rank raises with the same text; rank 0 says it for all."""
 
 
+class LostRankError(RuntimeError):
+    """A collective failed because another rank is gone or does not answer."""
+
+
 def say(message: str, *, agreed: bool) -> None:
     """Write `message` as one line.
 

@@ -29,7 +29,7 @@ from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, corpus_scalars, tag_name
 from pretrain.update import MicroBatch, Update, apply_update, pass_over
-from pretrain.world import World, join_world, leave_world
+from pretrain.world import World, join_world, leave_world, lost_ranks_named
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def train(setup: Setup) -> str | None:
     Returns why all ranks agreed to save and stop early, or None.
     """
     record = setup.world.together(lambda: Metrics.of(setup) if setup.world.leads else None)
-    with record or nullcontext() as metrics:
+    with record or nullcontext() as metrics, lost_ranks_named():
         return updates(setup, metrics)
 
 

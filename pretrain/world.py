@@ -8,8 +8,10 @@ otherwise probe MPI.
 
 import logging
 import os
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -17,12 +19,15 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from pretrain.mistakes import AgreedError
+from pretrain.mistakes import AgreedError, LostRankError
 
 logger = logging.getLogger(__name__)
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
+
+# What gloo says, as a plain RuntimeError, where a peer is gone; NCCL raises a DistError.
+_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Timed out")
 
 Value = TypeVar("Value")
 
@@ -99,6 +104,22 @@ class World:
         found = [e for e in self.gather(error) if e]
         if found:
             raise AgreedError(found[0])
+
+
+@contextmanager
+def lost_ranks_named() -> Iterator[None]:
+    """Inside, a collective that another rank's end has broken raises LostRankError, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error)
+        if not isinstance(error, dist.DistError) and not any(sign in said for sign in _LOST):
+            raise
+        reason = re.sub(r"^\[[^]]*\]\s*", "", said.splitlines()[0]).split(". ")[0].rstrip(".")
+        raise LostRankError(
+            f"another rank ended or stopped answering ({reason}). Its own log says why: "
+            "logs/rank-N.log in the run folder. Start again with --resume auto."
+        ) from error
 
 
 def join_world(timeout_s: float, interface: str | None = None) -> World:

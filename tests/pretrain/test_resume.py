@@ -161,9 +161,20 @@ def test_a_rank_that_stops_answering_ends_the_other_in_time(
     _wait_for_step(runs / "silent", 3, ranks)
     ranks[1].send_signal(signal.SIGSTOP)
     try:
-        assert ranks[0].wait(timeout=60) not in (0, 2)
+        assert ranks[0].wait(timeout=60) == 1
     finally:
         ranks[1].send_signal(signal.SIGKILL)
+    _one_line_says_that_a_rank_is_lost(runs / "silent.log.0", "Timed out waiting 5000ms")
+    status = json.loads((runs / "silent" / "status.json").read_text())
+    assert (status["state"], status["reason"][:14]) == ("failed", "LostRankError:")
+
+
+def _one_line_says_that_a_rank_is_lost(log: Path, reason: str) -> None:
+    text = log.read_text()
+    assert "Traceback" not in text
+    said = [line for line in text.splitlines() if "another rank ended or stopped answering" in line]
+    assert len(said) == 1
+    assert said[0].startswith("pretrain: rank 0: ") and reason in said[0]
 
 
 def test_a_rank_that_dies_ends_the_other_and_a_second_training_is_refused(
@@ -175,4 +186,5 @@ def test_a_rank_that_dies_ends_the_other_and_a_second_training_is_refused(
     assert second == [2]
     assert "is being written by process" in (runs / "second.log.0").read_text()
     first[1].send_signal(signal.SIGKILL)
-    assert first[0].wait(timeout=90) not in (0, 2)
+    assert first[0].wait(timeout=90) == 1
+    _one_line_says_that_a_rank_is_lost(runs / "pair.log.0", "Connection ")

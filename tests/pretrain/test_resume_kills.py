@@ -26,7 +26,7 @@ def test_killed_again_and_again(
     shards: Path,
     environments: Callable[[int], list[dict[str, str]]],
 ) -> None:
-    """About five minutes on 2 cores for both."""
+    """About five minutes on 2 idle cores for both, sixteen on busy ones."""
     flags = {
         "config": DEBUG,
         "runs": str(tmp_path),
@@ -64,7 +64,7 @@ def test_killed_again_and_again(
         assert life["latest"] in [None, *(f"step-{step:08d}" for step in life["complete"])]
         assert life["latest"] or len(life["complete"]) <= 1
     assert sum(life["in_a_save"] for life in lives) >= kills // 10, "too few kills met a save"
-    assert newest > 10
+    assert newest > kills // 10
     assert _curve(tmp_path / "killed") == _curve(tmp_path / "unbroken")
 
 
