@@ -1,8 +1,8 @@
 """The run under DeepSpeed: building the model sharded, one update, and the weights as a whole.
 
-With checkpoint.py the only file that imports deepspeed. Everything else sees this `Engine`: a
-module to call, a loss to go backward from, a learning rate to step with. ZeRO stage and buckets are
-the JSON file's business.
+The only file that imports deepspeed; where it keeps its partitions, optimizer_state.py knows too.
+Everything else sees this `Engine`: a module to call, a loss to go backward from, a learning rate to
+step with. ZeRO stage and buckets are the JSON file's business.
 """
 
 import functools
