@@ -88,7 +88,9 @@ class PartWriter:
         cleaned: dict[str, int],
         unusable: dict[str, int],
     ) -> SliceRecord:
-        """Put the part and its record in place."""
+        """Put the part and its record in place, safe against a loss of power."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
         record = SliceRecord(
             fingerprint=self._fingerprint,
@@ -104,6 +106,8 @@ class PartWriter:
         os.rename(self._partial, part_path(self._folder, self._fingerprint))
         with self._partial.open("x", encoding="utf-8") as file:
             file.write(f"{text}\n{_checksum(text)}\n")
+            file.flush()
+            os.fsync(file.fileno())
         os.rename(self._partial, _record_path(self._folder, self._fingerprint))
         return record
 

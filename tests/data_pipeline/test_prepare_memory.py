@@ -57,6 +57,7 @@ def test_two_gigabytes_need_no_more_memory_than_two_hundred_megabytes(tmp_path, 
         process = subprocess.Popen([*command, "--workers", "2", "--dedup", "exact"])
         peaks[scale] = peak_bytes(process)
         assert process.returncode == 0
+        print(f"{scale * 2e9:.0f} bytes: {peaks[scale] / 1e6:.0f} MB")
         manifest = read_manifest(tmp_path / f"out{scale}")
         assert manifest.documents + manifest.skipped.get("duplicate", 0) == written
     assert max(peaks.values()) < LIMIT_BYTES, peaks
