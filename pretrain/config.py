@@ -11,6 +11,7 @@ from typing import Literal
 
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.data_config import DataConfig
+from pretrain.latent_config import GlmVaeConfig
 from pretrain.models.shape import BackboneShape
 
 
@@ -49,13 +50,13 @@ class GlmConfig:
     """Autoregressive blank infilling (GLM, Du et al. 2022)."""
 
     weight: float = 1.0
-    """Factor of this objective's loss in the sum over objectives."""
+    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
     blanks: BlankConfig = field(default_factory=BlankConfig)
     """How text is blanked out."""
 
     def __post_init__(self) -> None:
-        if self.weight <= 0:
-            raise ValueError(f"objectives.glm.weight must be above 0, got {self.weight}.")
+        if not 0 <= self.weight < float("inf"):
+            raise ValueError(f"objectives.glm.weight must be finite, 0 or more, got {self.weight}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,18 @@ class ObjectivesConfig:
 
     glm: GlmConfig = field(default_factory=GlmConfig)
     """Blank infilling."""
+    glm_vae: GlmVaeConfig = field(default_factory=GlmVaeConfig)
+    """Blank infilling beside a latent vector of the text."""
+
+    def __post_init__(self) -> None:
+        if not self.chosen:
+            named = ", ".join(f"objectives.{name}.weight" for name in vars(self))
+            raise ValueError(f"a run needs an objective: set one of {named} above 0.")
+
+    @property
+    def chosen(self) -> list[str]:
+        """The names of those that the run learns, in the order in which a step takes them."""
+        return [name for name, objective in vars(self).items() if objective.weight > 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,14 +311,19 @@ class Config:
             raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}.")
-        sentinels = self.objectives.glm.blanks.span_marks == "sentinels"
-        if sentinels and self.model.max_positions is not None:
+        for name in ("glm", "glm_vae"):
+            self._check_sentinels(name)
+
+    def _check_sentinels(self, name: str) -> None:
+        if getattr(self.objectives, name).blanks.span_marks != "sentinels":
+            return
+        if self.model.max_positions is not None:
             raise ValueError(
-                "objectives.glm.blanks.span_marks: sentinels puts all blanks at position "
+                f"objectives.{name}.blanks.span_marks: sentinels puts all blanks at position "
                 "source_tokens, the last one of the table: leave out model.max_positions."
             )
-        if sentinels and not self.model.block_positions:
+        if not self.model.block_positions:
             raise ValueError(
-                "objectives.glm.blanks.span_marks: sentinels puts all blanks at one position and "
-                "tells their tokens apart by block positions: set model.block_positions true."
+                f"objectives.{name}.blanks.span_marks: sentinels puts all blanks at one position "
+                "and tells their tokens apart by block positions: set model.block_positions true."
             )

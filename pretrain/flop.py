@@ -13,7 +13,7 @@ def training_flop(
     visible_pairs: pairs of query and visible key, summed over all rows.
     """
     width = shape.hidden_size
-    per_token = shape.num_layers * 12 * width * width
+    per_token = shape.num_layers * (4 * width + 2 * shape.feed_forward_size) * width
     per_pair = shape.num_layers * 2 * width
     forward = 2 * (tokens * per_token + visible_pairs * per_pair + targets * vocab_size * width)
     return 3 * forward

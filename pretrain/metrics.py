@@ -11,11 +11,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -100,6 +101,12 @@ class Metrics:
         self._record(step, scalars)
         said = " | ".join(f"{tag.split('/', 1)[1]} {value:.4f}" for tag, value in scalars.items())
         self.say(f"step {step} | held out | {said}")
+
+    def histogram(self, step: int, tag: str, values: Sequence[float]) -> None:
+        """Show how `values` are distributed; metrics.jsonl gets them all, as a list."""
+        self._lines.write(json.dumps({"step": step, tag: list(values)}) + "\n")
+        self._lines.flush()
+        self._board.add_histogram(tag, np.asarray(values), step)
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Show `text` (Markdown) in TensorBoard's text tab."""

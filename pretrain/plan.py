@@ -60,6 +60,12 @@ def plan_run(
         raise ValueError(f"--mfu must lie in (0, 1], got {mfu}.")
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"--vocab-size must be at least 1, got {vocab_size}.")
+    others = [name for name in config.objectives.chosen if name != "glm"]
+    if others:
+        raise ValueError(
+            "a plan counts memory and arithmetic of GLM alone so far, and this recipe trains "
+            f"{', '.join(others)}. Leave them out: --objectives.{others[0]}.weight 0."
+        )
     blanks, packing = config.objectives.glm.blanks, config.data.packing
     corpora = [
         (c, row_content(c.shards, packing, blanks, vocab_size=vocab_size, seed=config.seed))

@@ -13,23 +13,27 @@ from data_pipeline.blend import Place, place_of, place_state
 from pretrain.checkpoint_files import Manifest
 from pretrain.cli import flat
 from pretrain.config import Config
+from pretrain.models.shape import BackboneShape
 
 
 def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[str, Any]:
     """What decides the rows of a run, and the shape of its model, as plain JSON values."""
-    objectives = flat({"objectives": asdict(config.objectives)})
+    chosen = {name: asdict(getattr(config.objectives, name)) for name in config.objectives.chosen}
+    latents = {f"objectives.{n}.latent": c["latent"] for n, c in chosen.items() if "latent" in c}
+    blanks = {f"objectives.{name}.blanks": c["blanks"] for name, c in chosen.items()}
     packing = flat({"data": {"packing": asdict(config.data.packing)}})
     return {
         "data": {
             "fingerprint": data_fingerprint,
             "seed": config.seed,
             **packing,
-            **{k: v for k, v in objectives.items() if not k.endswith(".weight")},
+            **flat(blanks),
         },
         "model": {
             **{k: v for k, v in vars(config.model).items() if not k.endswith("_prob")},
             "vocab_size": vocab_size,
             "source_tokens": config.data.packing.source_tokens,
+            **flat(latents),
         },
     }
 
@@ -66,7 +70,8 @@ def refusal(
     found: Path, manifest: Manifest, wanted: Mapping[str, Any], config: Config
 ) -> str | None:
     """Why the run must not go on from `found`, as one line; None where it may."""
-    model = _differences(manifest.state.get("model"), wanted["model"])
+    # A checkpoint that was written before a setting of the shape existed has its default.
+    model = _differences(manifest.state.get("model"), wanted["model"], vars(BackboneShape()))
     if model:
         return f"{found} holds another model: {model}. Use the recipe of that run."
     data = _differences(manifest.state.get("data"), wanted["data"])
@@ -86,10 +91,16 @@ def refusal(
     return None
 
 
-def _differences(saved: Any, wanted: Mapping[str, Any]) -> str:
-    """`key saved -> wanted` of every value that differs; empty where none does."""
+def _differences(
+    saved: Any, wanted: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> str:
+    """`key saved -> wanted` of every value that differs; empty where none does.
+
+    defaults: of wanted values that `saved` does not know.
+    """
     if not isinstance(saved, Mapping):
         return "the checkpoint does not say which"
+    saved = {k: v for k, v in (defaults or {}).items() if k in wanted} | dict(saved)
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in wanted.items()}
     keys = sorted(saved.keys() | plain.keys())
     return ", ".join(

@@ -5,7 +5,7 @@ there is one
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from pretrain.models.backbone import Backbone, Layer, decays, num_positions
 from pretrain.models.shape import padded_vocabulary
 from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
-from pretrain.objectives.select import objectives_of
+from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.run_folder import RunFolder
 from pretrain.warm_start import check_source, open_source
 from pretrain.weights import shapes_of
@@ -67,7 +67,7 @@ def set_up(
     choose_backend(None, world.device.type)
     set_numerics(config.numerics)
 
-    shards, objectives = corpora.shards, objectives_of(config.objectives)
+    shards, objectives = corpora.shards, objectives_of(config.objectives, steps=config.steps)
     packing = config.data.packing
     transforms = {
         o.name: o.transform(
@@ -79,12 +79,13 @@ def set_up(
     settings = _deepspeed_settings(config, world)
 
     def make_model() -> ObjectiveModel:
-        return ObjectiveModel(make_backbone(config, vocab_size))
+        parts = parts_of(objectives, config.model, seed=config.seed)
+        return ObjectiveModel(make_backbone(config, vocab_size), parts)
 
     engine = Engine(
         make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world,
         first_weights=_first_weights(config, shards, folder, start, world, make_model),
-        gathered_whole=(Layer,),
+        gathered_whole=_gathered_whole(objectives),
     )  # fmt: skip
     if config.memory.compile == "layers":
         compile_layers(engine.module, world.device, config.memory)
@@ -99,6 +100,15 @@ def set_up(
         setup = _restored(setup, found)
     world.on_leader(lambda: _write_folder(setup, settings, start, is_new=found is None))
     return setup
+
+
+def _gathered_whole(objectives: Sequence[Objective]) -> tuple[type[torch.nn.Module], ...]:
+    """Layers, where each is called once between two backward passes.
+
+    0.19.8 reduces the gradients of a module that is gathered whole after every call's backward, the
+    first time before all of them are there; parameter by parameter it waits for the last one.
+    """
+    return (Layer,) if sum(o.backbone_calls for o in objectives) == 1 else ()
 
 
 def _write_folder(setup: Setup, settings: dict[str, Any], start: Start, *, is_new: bool) -> None:
@@ -174,7 +184,8 @@ def _restored(setup: Setup, found: Path) -> Setup:
     world = setup.world
     manifest = world.together(lambda: checkpoint_files.read_manifest(found))
     world.agree(resume.refusal(found, manifest, identity_of(setup), setup.config))
-    positions = world.together(lambda: resume.positions(manifest))
+    # An objective that the checkpoint does not know (data.allow_other_data) begins afresh.
+    positions = setup.positions | world.together(lambda: resume.positions(manifest))
     judged = manifest.state.get("judge", {})
     world.together(lambda: setup.judge.restore(judged, manifest.update))
     checkpoint.load(setup.engine, found)

@@ -6,13 +6,14 @@ a plain matrix product on the same device in the same run.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import psutil
 import torch
 
 from pretrain.flop import training_flop
 from pretrain.judge import Judge
+from pretrain.objectives.loss import Objective
 from pretrain.setup import Setup
 from pretrain.update import Update
 
@@ -105,6 +106,15 @@ class StepScalars:
 def corpus_scalars(shares: Mapping[str, float]) -> dict[str, float]:
     """Each corpus's share of the text's tokens since the run began, by tag."""
     return {f"data/{name}_tokens_ratio": share for name, share in shares.items()}
+
+
+def objective_scalars(objectives: Sequence[Objective], update: int) -> dict[str, float]:
+    """What objectives say of update number `update` beside their losses, by tag."""
+    return {
+        f"latent/{objective.name}_{name}": value
+        for objective in objectives
+        for name, value in objective.scalars(update).items()
+    }
 
 
 def counters(judge: Judge) -> dict[str, float]:

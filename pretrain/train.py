@@ -18,6 +18,7 @@ from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.corpora import Corpora, Corpus, open_corpora
 from pretrain.evaluate.held_out import held_out_nats, mean_nats
+from pretrain.evaluate.latent import held_out_latents
 from pretrain.evaluate.samples import filled_texts
 from pretrain.metrics import Metrics
 from pretrain.objectives.loss import Objective
@@ -27,7 +28,7 @@ from pretrain.run_log import log_to_file
 from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
-from pretrain.throughput import StepScalars, corpus_scalars, tag_name
+from pretrain.throughput import StepScalars, corpus_scalars, objective_scalars, tag_name
 from pretrain.update import MicroBatch, Update, apply_update, pass_over
 from pretrain.world import World, join_world, leave_world, lost_ranks_named
 
@@ -95,8 +96,9 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     stops, scalars = StopRequests(setup.folder.path, world), StepScalars(setup)
     reason = None
     for step in range(setup.step + 1, last + 1):
+        applied = setup.judge.updates
         lr = learning_rate(
-            setup.judge.updates,
+            applied,
             peak=config.optimizer.lr,
             steps=config.steps,
             schedule=config.schedule,
@@ -105,7 +107,8 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
         if metrics:
             shares = setup.corpora.shares(batches[setup.objectives[0].name].position)
             said = done.skipped and setup.judge.in_words(done.skipped)
-            metrics.step(step, scalars(done, lr) | corpus_scalars(shares), said)
+            of_objectives = objective_scalars(setup.objectives, applied)
+            metrics.step(step, scalars(done, lr) | corpus_scalars(shares) | of_objectives, said)
         setup.judge.stop_if_hopeless(step)
         reason = stops.agreed(done.votes) if step < last else None
         held_out = None
@@ -144,6 +147,7 @@ def take_step(
             lr=lr,
             seed=config.seed,
             step=step - 1,
+            applied=judge.updates,
             judge=judge.of_loss,
             votes=stops.votes,
         )
@@ -196,10 +200,23 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> float | None:
             metrics.evaluation(
                 step, {f"validation/{tag_name(t)}_nats": n for t, n in (nats | tags).items()}
             )
+        report_latents(setup, step, metrics)
     elif metrics:
         metrics.say(f"step {step} | no validation split in {setup.corpora.folders}, none evaluated")
     fill_texts(setup, step, metrics)
     return held_out
+
+
+def report_latents(setup: Setup, step: int, metrics: Metrics | None) -> None:
+    """What the texts just evaluated say about each latent space; all ranks take part."""
+    for objective in setup.objectives:
+        if objective.health is None:
+            continue
+        found = held_out_latents(objective.health, setup.world)
+        if metrics and found:
+            tag = f"validation/{objective.name}"
+            metrics.evaluation(step, {f"{tag}_{n}": value for n, value in found.scalars.items()})
+            metrics.histogram(step, f"{tag}_kl_by_dimension_nats", found.kl_by_dimension)
 
 
 def held_out_batches(setup: Setup, corpus: Corpus) -> dict[str, Iterator[Batch]]:

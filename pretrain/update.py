@@ -72,20 +72,22 @@ def apply_update(
     lr: float,
     seed: int,
     step: int,
+    applied: int = 0,
     judge: Callable[[float], str | None] = apply_everything,
     votes: Callable[[], Tensor] = no_votes,
 ) -> tuple[Update, MicroBatch]:
     """Take one batch a micro-batch from each objective's stream and apply one update with rate
     `lr`, or skip it.
 
-    step: seeds dropout, so that a step draws the same whatever was skipped before.
+    step: seeds dropout, so that a step draws the same whatever was skipped before. applied: updates
+    applied so far, which the schedules of objectives follow.
     judge(nats): why an update with this loss over all ranks is skipped, None where it is applied.
     votes(): float64, asked for at the end of the last forward and summed over ranks on the way.
     Returns what was done and the last batch of every stream, whose `position` says where the next
     update starts.
     """
     batches, data_wait_s = _taken(objectives, streams, engine.accumulation)
-    inputs = [{o.name: o.inputs(micro[o.name]) for o in objectives} for micro in batches]
+    inputs = [{o.name: o.inputs(micro[o.name], applied) for o in objectives} for micro in batches]
     counts = global_counts(engine.world, objectives, inputs)
     reported: dict[str, Tensor] = defaultdict(
         lambda: torch.zeros(2, dtype=torch.float64, device=engine.world.device)

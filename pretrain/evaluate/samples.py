@@ -7,6 +7,7 @@ from torch import Tensor
 from pretrain.filling.fill import fill
 from pretrain.filling.reading import next_scores
 from pretrain.models.backbone import Backbone
+from pretrain.objectives.loss import ObjectiveModel
 from pretrain.setup import Setup
 
 
@@ -17,9 +18,9 @@ class NextScores:
     of an evaluation are few.
     """
 
-    def loss_terms(self, backbone: Backbone, inputs: Mapping[str, Tensor]) -> Tensor:
+    def loss_terms(self, model: ObjectiveModel, inputs: Mapping[str, Tensor]) -> Tensor:
         """Scores of the next token, fp32 (N, V)."""
-        return next_scores(backbone, inputs)
+        return next_scores(model.backbone, inputs)
 
 
 def filled_texts(setup: Setup) -> str:

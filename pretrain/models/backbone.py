@@ -19,6 +19,7 @@ GLM (Du et al. 2022), section 2.2; published layout in pretrain/convert.py.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,10 @@ from kernels.dispatch import embedding_2d, latent_memory_attention
 from kernels.visibility import Visibility
 from pretrain.models.cache import KeyValueCache, LayerCache
 from pretrain.models.shape import BackboneShape
+
+# Latent slots of one layer: keys (B, N, M, H, K), and values of that shape or None, where the keys
+# are the values too.
+Slots = tuple[Tensor, Tensor | None]
 
 
 def num_positions(shape: BackboneShape, source_tokens: int) -> int:
@@ -85,7 +90,8 @@ class Linear(nn.Module):
 
 
 class Embedding2D(nn.Module):
-    """Token, position and block-position tables; their sum, then dropout."""
+    """The sum of table rows (token, position, block position, type) and of what its document adds;
+    a LayerNorm where the shape has one, then dropout."""
 
     def __init__(
         self, shape: BackboneShape, vocab_size: int, num_positions: int, generator: torch.Generator
@@ -95,19 +101,41 @@ class Embedding2D(nn.Module):
         self.dropout_prob = shape.dropout_prob
         self.token_table = normal_parameter(vocab_size, width, std, generator)
         self.position_table = normal_parameter(num_positions, width, std, generator)
-        self.block_table = None
+        self.block_table = self.type_table = None
         if shape.block_positions:
             self.block_table = normal_parameter(num_positions, width, std, generator)
+        if shape.token_types:
+            self.type_table = normal_parameter(shape.token_types, width, std, generator)
+        self.norm_eps = shape.norm_eps
+        self.norm_weight = self.norm_bias = None
+        if shape.embedding_norm:
+            self.norm_weight = nn.Parameter(torch.ones(width))
+            self.norm_bias = nn.Parameter(torch.zeros(width))
 
-    def forward(self, ids_BT: Tensor, positions_BCT: Tensor) -> Tensor:
-        has_blocks = self.block_table is not None
+    def forward(
+        self,
+        ids_BT: Tensor,
+        positions_BCT: Tensor,
+        document_BT: Tensor | None = None,
+        token_types_BT: Tensor | None = None,
+        latent_BND: Tensor | None = None,
+    ) -> Tensor:
+        if self.type_table is not None and token_types_BT is None:
+            token_types_BT = torch.zeros_like(ids_BT)
         return embedding_2d(
             ids_BT,
             positions_BCT[:, 0],
-            positions_BCT[:, 1] if has_blocks else None,
+            None if self.block_table is None else positions_BCT[:, 1],
             self.token_table,
             self.position_table,
             self.block_table,
+            token_type=None if self.type_table is None else token_types_BT,
+            type_table=self.type_table,
+            latent=latent_BND,
+            document=None if latent_BND is None else document_BT,
+            norm_weight=self.norm_weight,
+            norm_bias=self.norm_bias,
+            norm_eps=self.norm_eps,
             dropout_prob=self.dropout_prob if self.training else 0.0,
         )
 
@@ -124,28 +152,40 @@ class SelfAttention(nn.Module):
         self.output = Linear(width, width, residual_std(shape), generator)
 
     def forward(
-        self, x_BTD: Tensor, visibility: Visibility, cache: LayerCache | None = None
+        self,
+        x_BTD: Tensor,
+        visibility: Visibility,
+        cache: LayerCache | None = None,
+        slots: Slots | None = None,
     ) -> Tensor:
         qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, self.num_heads, -1))
         q_BTHK, k_BTHK, v_BTHK = qkv_BT3HK.unbind(dim=2)
         if cache is not None:
             k_BTHK, v_BTHK = cache.extend(k_BTHK, v_BTHK)
         dropout_prob = self.dropout_prob if self.training else 0.0
+        keys_BNMHK, values_BNMHK = (None, None) if slots is None else slots
         out_BTHK = latent_memory_attention(
-            q_BTHK, k_BTHK, v_BTHK, visibility, dropout_prob=dropout_prob
+            q_BTHK,
+            k_BTHK,
+            v_BTHK,
+            visibility,
+            latent_k=keys_BNMHK,
+            latent_v=values_BNMHK,
+            dropout_prob=dropout_prob,
         )
         return self.output(out_BTHK.flatten(2))
 
 
 class FeedForward(nn.Module):
-    """Two linear maps, 4 D wide inside, with GELU between them."""
+    """Two linear maps, 4 D wide inside unless the shape says otherwise, with GELU between them."""
 
     def __init__(self, shape: BackboneShape, generator: torch.Generator) -> None:
         super().__init__()
         width = shape.hidden_size
         self.gelu_flavour = "tanh" if shape.gelu == "tanh" else "none"
-        self.up = Linear(width, 4 * width, shape.init_std, generator)
-        self.down = Linear(4 * width, width, residual_std(shape), generator)
+        inner = shape.feed_forward_size
+        self.up = Linear(width, inner, shape.init_std, generator)
+        self.down = Linear(inner, width, residual_std(shape), generator)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD), approximate=self.gelu_flavour))
@@ -164,13 +204,18 @@ class Layer(nn.Module):
         self.mlp = FeedForward(shape, generator)
 
     def forward(
-        self, x_BTD: Tensor, visibility: Visibility, cache: LayerCache | None = None
+        self,
+        x_BTD: Tensor,
+        visibility: Visibility,
+        cache: LayerCache | None = None,
+        slots: Slots | None = None,
     ) -> Tensor:
         if self.norm_first:
-            read_BTD = self.attention(self.attention_norm(x_BTD), visibility, cache)
+            read_BTD = self.attention(self.attention_norm(x_BTD), visibility, cache, slots)
             x_BTD = x_BTD + self.dropout(read_BTD)
             return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
-        x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD, visibility, cache)))
+        read_BTD = self.attention(x_BTD, visibility, cache, slots)
+        x_BTD = self.attention_norm(x_BTD + self.dropout(read_BTD))
         return self.mlp_norm(x_BTD + self.dropout(self.mlp(x_BTD)))
 
     def dropout(self, x_BTD: Tensor) -> Tensor:
@@ -214,41 +259,60 @@ class Backbone(nn.Module):
         positions_BCT: Tensor,
         visibility: Visibility,
         *,
+        token_types: Tensor | None = None,
+        memory: Sequence[Slots] | None = None,
+        latent_embedding: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        layers: int | None = None,
     ) -> Tensor:
         """Hidden states (B, T, D).
 
         positions_BCT: (B, 2, T), position and block position; (B, 1, T) will do without block
         positions. Raises ValueError for a position beyond the table when positions lie on the CPU;
         those on a GPU are not read, which would stall it: call `check_positions` before sending.
+        token_types: (B, T), where the shape has them; all 0 by default. memory: for each layer the
+        latent slots of the N documents of a row, beside which their tokens are read.
+        latent_embedding: (B, N, D), what each document adds to the embedding of its tokens.
+        layers: run the first so many layers and the last LayerNorm; all by default.
         cache: what was read before; the T tokens are read behind it and join it. Their visibility
         counts the tokens of their row from the first that was read, padding left out.
         """
         if positions_BCT.device.type == "cpu" and not torch.compiler.is_compiling():
             check_positions(positions_BCT, self.num_positions)
-        x_BTD = self.embedding(ids_BT, positions_BCT)
+        x_BTD = self.embedding(
+            ids_BT, positions_BCT, visibility.document, token_types, latent_embedding
+        )
+        chosen = list(self.layers)[:layers]
+        slots = memory or [None] * len(chosen)
         if cache is not None:
             visibility = cache.admit(visibility)
-            for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-                x_BTD = layer(x_BTD, visibility, layer_cache)
+            for layer, layer_cache, own in zip(chosen, cache.layers, slots, strict=True):
+                x_BTD = layer(x_BTD, visibility, layer_cache, own)
         elif self.layers_per_checkpoint and self.training:
-            x_BTD = self._recomputed_layers(x_BTD, visibility)
+            x_BTD = self._recomputed_layers(x_BTD, visibility, chosen, slots)
         else:
-            for layer in self.layers:
-                x_BTD = layer(x_BTD, visibility)
+            for layer, own in zip(chosen, slots, strict=True):
+                x_BTD = layer(x_BTD, visibility, None, own)
         return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
 
-    def _recomputed_layers(self, x_BTD: Tensor, visibility: Visibility) -> Tensor:
+    def _recomputed_layers(
+        self,
+        x_BTD: Tensor,
+        visibility: Visibility,
+        layers: Sequence[nn.Module],
+        slots: Sequence[Slots | None],
+    ) -> Tensor:
         """The layers in groups that keep their input alone and run again in backward.
 
         Dropout draws the same numbers again: the generator's state is put back for the second run.
         """
         step = self.layers_per_checkpoint
-        for first in range(0, len(self.layers), step):
+        for first in range(0, len(layers), step):
 
             def group(x_BTD: Tensor, first: int = first) -> Tensor:
-                for layer in self.layers[first : first + step]:
-                    x_BTD = layer(x_BTD, visibility)
+                some = slice(first, first + step)
+                for layer, own in zip(layers[some], slots[some], strict=True):
+                    x_BTD = layer(x_BTD, visibility, None, own)
                 return x_BTD
 
             x_BTD = checkpoint(group, x_BTD, use_reentrant=False)
@@ -282,4 +346,4 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     Told by its name, not its shape: under ZeRO-3 every parameter looks empty.
     """
     owner, _, last = name.rpartition(".")
-    return last != "bias" and not owner.endswith("norm")
+    return not last.endswith("bias") and last != "norm_weight" and not owner.endswith("norm")

@@ -27,6 +27,12 @@ class BackboneShape:
     """GELU flavour: tanh approximation (GLM, GPT-2) or exact (BERT)."""
     norm_eps: float = 1e-5
     """LayerNorm epsilon."""
+    mlp_size: int | None = None
+    """Width inside the feed-forward; by default 4 hidden_size."""
+    token_types: int = 0
+    """Rows of BERT's table of token types, added to the embedding; 0: no such table."""
+    embedding_norm: bool = False
+    """Whether a LayerNorm follows the embedding sum (BERT)."""
     block_positions: bool = True
     """Whether a second position table (inside the blank) is added: GLM's 2D positions."""
     max_positions: int | None = None
@@ -37,8 +43,12 @@ class BackboneShape:
         for name in ("num_layers", "hidden_size", "num_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}.")
-        if self.max_positions is not None and self.max_positions < 1:
-            raise ValueError(f"model.max_positions must be at least 1, got {self.max_positions}.")
+        for name in ("max_positions", "mlp_size"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"model.{name} must be at least 1, got {size}.")
+        if self.token_types < 0:
+            raise ValueError(f"model.token_types must be 0 or more, got {self.token_types}.")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"model.num_heads must divide model.hidden_size {self.hidden_size}, "
@@ -47,6 +57,11 @@ class BackboneShape:
         for name in ("dropout_prob", "attention_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must lie in [0, 1), got {getattr(self, name)}.")
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Width inside the feed-forward."""
+        return self.mlp_size or 4 * self.hidden_size
 
     def table_rows(self, source_tokens: int) -> int:
         """Rows of each position table for documents of up to `source_tokens` tokens.

@@ -12,14 +12,16 @@ for reporting; each is the sum of weighted cross entropies in nats and the sum o
 from collections.abc import Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from data_pipeline.rows import KINDS
 from data_pipeline.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from kernels.visibility import Visibility
-from pretrain.models.backbone import Backbone
-from pretrain.objectives.loss import LossTerm, target_losses
+from pretrain.models.shape import BackboneShape
+from pretrain.objectives.health import Health
+from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
 
 
 class PackedBatch(Protocol):
@@ -40,6 +42,8 @@ class GlmObjective:
 
     name = "glm"
     optimised: tuple[str, ...] = ("total",)
+    backbone_calls = 1
+    health: Health | None = None
 
     def __init__(self, blanks: BlankConfig, *, weight: float = 1.0) -> None:
         self.blanks = blanks
@@ -53,41 +57,63 @@ class GlmObjective:
             self.blanks, special, source_tokens=source_tokens, vocab_size=vocab_size
         )
 
-    def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """What the forward pass reads, from a batch on the CPU, where finding the targets is free.
+    def part(self, shape: BackboneShape, generator: torch.Generator) -> None:
+        """Nothing: GLM is the backbone."""
+        return
 
-        ids, lo, hi, document (B, T); positions (B, 2, T); target_index, targets, weights, kind (N,)
-        of the N positions whose weight is above 0.
-        """
-        target_index_N = batch.weights.flatten().nonzero().flatten()
-        return {
-            "ids": batch.ids,
-            "positions": batch.positions,
-            "lo": batch.lo,
-            "hi": batch.hi,
-            "document": batch.document,
-            "target_index": target_index_N,
-            "targets": batch.targets.flatten()[target_index_N].long(),
-            "weights": batch.weights.flatten()[target_index_N].float(),
-            "kind": batch.kind.flatten()[target_index_N],
-        }
+    def inputs(self, batch: PackedBatch, update: int | None = None) -> dict[str, Tensor]:
+        """See glm_inputs; no schedule of GLM's follows the updates."""
+        return glm_inputs(batch)
 
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sum of the weights of all targets, under `total`."""
         return {"total": inputs["weights"].sum()}
 
-    def loss_terms(self, backbone: Backbone, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:
+    def loss_terms(
+        self, model: ObjectiveModel, inputs: Mapping[str, Tensor]
+    ) -> dict[str, LossTerm]:
         """`total`, with its graph, and one term per kind of blank, without."""
+        backbone = model.backbone
         visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
         hidden_BTD = backbone(inputs["ids"], inputs["positions"], visibility)
         losses_N = target_losses(backbone, hidden_BTD, inputs["target_index"], inputs["targets"])
         weights_N = inputs["weights"]
         weighted_N = losses_N * weights_N
-        terms = {"total": LossTerm(weighted_N.sum(), weights_N.sum())}
-        for number, kind in enumerate(KINDS):
-            if number > 0:
-                is_kind = inputs["kind"] == number
-                terms[kind] = LossTerm(
-                    (weighted_N.detach() * is_kind).sum(), (weights_N * is_kind).sum()
-                )
-        return terms
+        total = LossTerm(weighted_N.sum(), weights_N.sum())
+        return {"total": total, **kind_terms(weighted_N, weights_N, inputs["kind"])}
+
+    def scalars(self, update: int) -> dict[str, float]:
+        """None beside the terms."""
+        return {}
+
+
+def glm_inputs(batch: PackedBatch) -> dict[str, Tensor]:
+    """What a pass over blanked rows reads, from a batch on the CPU, where finding targets is free.
+
+    ids, lo, hi, document (B, T); positions (B, 2, T); target_index, targets, weights, kind (N,) of
+    the N positions whose weight is above 0.
+    """
+    target_index_N = batch.weights.flatten().nonzero().flatten()
+    return {
+        "ids": batch.ids,
+        "positions": batch.positions,
+        "lo": batch.lo,
+        "hi": batch.hi,
+        "document": batch.document,
+        "target_index": target_index_N,
+        "targets": batch.targets.flatten()[target_index_N].long(),
+        "weights": batch.weights.flatten()[target_index_N].float(),
+        "kind": batch.kind.flatten()[target_index_N],
+    }
+
+
+def kind_terms(weighted_N: Tensor, weights_N: Tensor, kind_N: Tensor) -> dict[str, LossTerm]:
+    """One term per kind of blank from weighted losses and weights of N targets; no graph."""
+    terms = {}
+    for number, kind in enumerate(KINDS):
+        if number > 0:
+            is_kind = kind_N == number
+            terms[kind] = LossTerm(
+                (weighted_N.detach() * is_kind).sum(), (weights_N * is_kind).sum()
+            )
+    return terms

@@ -2,7 +2,7 @@
 
 A trainer knows no objective by name. For every objective of a run and every micro-batch it does
 
-    inputs = objective.inputs(batch)          # CPU tensors; the number of targets is known here
+    inputs = objective.inputs(batch, update)  # CPU tensors; the number of targets is known here
     counts = objective.counts(inputs)         # before any forward: what the step divides by
     inputs = {name: t.to(device, non_blocking=True) for name, t in inputs.items()}
     terms = model(objective, inputs)          # one forward of ObjectiveModel, so that hooks fire
@@ -10,17 +10,25 @@ A trainer knows no objective by name. For every objective of a run and every mic
 
 and sums `terms` over micro-batches and ranks for reporting: a mean is sum / count of the whole,
 never a mean of means.
+
+A run's model is one backbone, which every objective reads, and what single objectives add to it: an
+encoder of another shape, the head of a latent space, adapters. Such a part is a module that its
+objective makes and alone uses; all of them are there from the start, on every rank, so that ZeRO-3
+shards and checkpoints hold them like any weight ("parts.NAME...."). A run of plain GLM has none.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data_pipeline.protocols import Transform
 from data_pipeline.special import SpecialIds
 from pretrain.models.backbone import Backbone
+from pretrain.models.shape import BackboneShape
+from pretrain.objectives.health import Health
 
 
 class LossTerm(NamedTuple):
@@ -39,33 +47,50 @@ class Objective(Protocol):
     name: str
     weight: float  # factor of its loss in the run's sum
     optimised: tuple[str, ...]  # the terms whose sum / count are minimised; the others are reports
+    backbone_calls: int  # passes through the backbone in one forward pass
+    health: Health | None  # of its latent space, where it has one
 
     def transform(self, special: SpecialIds, *, source_tokens: int, vocab_size: int) -> Transform:
         """How a document becomes a training row."""
         ...
 
-    def inputs(self, batch: Any) -> dict[str, Tensor]:
-        """The tensors that the forward pass needs, from a loader's batch on the CPU."""
+    def part(self, shape: BackboneShape, generator: torch.Generator) -> nn.Module | None:
+        """What it adds to a backbone of `shape`, drawn from `generator`; None adds nothing."""
+        ...
+
+    def inputs(self, batch: Any, update: int | None = None) -> dict[str, Tensor]:
+        """The tensors that the forward pass needs, from a loader's batch on the CPU.
+
+        update: updates applied so far, which schedules follow; None in evaluation.
+        """
         ...
 
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The count of every optimised term, without a forward pass: what the step divides by."""
         ...
 
-    def loss_terms(self, backbone: Backbone, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:
+    def loss_terms(
+        self, model: "ObjectiveModel", inputs: Mapping[str, Tensor]
+    ) -> dict[str, LossTerm]:
         """All terms of one micro-batch."""
+        ...
+
+    def scalars(self, update: int) -> dict[str, float]:
+        """What it reports beside its terms of update number `update`, by name with its unit."""
         ...
 
 
 class ObjectiveModel(nn.Module):
-    """Owns the backbone; its forward is an objective's loss terms. The engine wraps this."""
+    """Owns the backbone and the parts of objectives, by their names; its forward is an objective's
+    loss terms. The engine wraps this."""
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, parts: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
         self.backbone = backbone
+        self.parts = nn.ModuleDict(parts or {})
 
     def forward(self, objective: Objective, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:
-        return objective.loss_terms(self.backbone, inputs)
+        return objective.loss_terms(self, inputs)
 
 
 def target_losses(

@@ -1,10 +1,36 @@
 """Which objectives a run has, from its config: the one place that knows them all by name."""
 
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from data_pipeline.hashing import mix_ints
 from pretrain.config import ObjectivesConfig
+from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
+from pretrain.objectives.glm_vae import GlmVaeObjective
 from pretrain.objectives.loss import Objective
 
 
-def objectives_of(config: ObjectivesConfig) -> list[Objective]:
-    """The objectives of a run, in the order in which every step takes them."""
-    return [GlmObjective(config.glm.blanks, weight=config.glm.weight)]
+def objectives_of(config: ObjectivesConfig, *, steps: int) -> list[Objective]:
+    """The objectives of a run of `steps` updates, in the order in which every step takes them."""
+    objectives: list[Objective] = [
+        GlmObjective(config.glm.blanks, weight=config.glm.weight),
+        GlmVaeObjective(config.glm_vae, steps=steps),
+    ]
+    return [objective for objective in objectives if objective.weight > 0]
+
+
+def parts_of(
+    objectives: Sequence[Objective], shape: BackboneShape, *, seed: int
+) -> dict[str, nn.Module]:
+    """What the objectives add to a backbone of `shape`, by their names, each drawn from a generator
+    of its own: an objective more or less changes no other weight."""
+    parts = {}
+    for objective in objectives:
+        own = mix_ints(seed, *objective.name.encode()) >> 1
+        part = objective.part(shape, torch.Generator().manual_seed(own))
+        if part is not None:
+            parts[objective.name] = part
+    return parts

@@ -9,8 +9,8 @@ With n = rows x row_tokens x width elements, a layer keeps
     1 n   the same with padding at 0, which the output matrix reads
     1 n   input of the second LayerNorm               (post-LN: the first LayerNorm's output)
     1 n   its output, which `up` reads                (post-LN: the second LayerNorm's input)
-    4 n   output of `up`, which GELU reads
-    4 n   GELU's output, which `down` reads
+    4 n   output of `up`, which GELU reads            (model.mlp_size / width instead of 4)
+    4 n   GELU's output, which `down` reads           (the same)
 
 that is 17 n, beside mean and 1 / deviation of both LayerNorms, the log-sum-exp of every query and
 head, and two dropout masks of n entries. The loss keeps, of the N targets alone, their hidden state
@@ -125,7 +125,8 @@ def layer_bytes(
     padding = batch.positions  # a bool each
     norms = 4 * stream + 2 * _norm_bytes(batch, element_bytes, device)
     dropouts = 2 * dropout_bytes(shape, batch, element_bytes, device)
-    return norms + attention + padding + 8 * stream + dropouts
+    inner = 2 * stream * shape.feed_forward_size / shape.hidden_size
+    return norms + attention + padding + inner + dropouts
 
 
 def loss_bytes(

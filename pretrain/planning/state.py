@@ -68,11 +68,13 @@ class Zero:
 def parameter_sizes(shape: BackboneShape, *, vocab_size: int, num_positions: int) -> list[int]:
     """Elements of every parameter of the backbone, in no particular order."""
     width = shape.hidden_size
+    inner = shape.feed_forward_size
     tables = [vocab_size * width] + [num_positions * width] * (1 + shape.block_positions)
-    matrices = [3 * width * width, width * width, 4 * width * width, 4 * width * width]
-    biases = [3 * width, width, 4 * width, width]
-    final_norm = [width, width] if shape.norm_order == "pre" else []
-    return tables + shape.num_layers * (matrices + biases + 4 * [width]) + final_norm
+    tables += [shape.token_types * width] * bool(shape.token_types)
+    matrices = [3 * width * width, width * width, inner * width, inner * width]
+    biases = [3 * width, width, inner, width]
+    norms = [width, width] * ((shape.norm_order == "pre") + shape.embedding_norm)
+    return tables + shape.num_layers * (matrices + biases + 4 * [width]) + norms
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,14 @@ OBJECTIVES: dict[str, list[str]] = {
     "glm_token": _ONLY["token"],
     "glm_sentence": _ONLY["sentence"],
     "glm_document": _ONLY["document"],
+    # Beside plain GLM; two cycles of beta, memory and embedding, free bits.
+    "glm_vae": [
+        "--objectives.glm_vae.weight=1",
+        "--objectives.glm_vae.latent={size: 8, injection: both}",
+        "--objectives.glm_vae.elbo.beta={cycles: 2}",
+        "--objectives.glm_vae.elbo.free_bits={mode: hinge, nats: 0.005}",
+        "--objectives.glm_vae.elbo.report_every=1",
+    ],
 }
 
 _SUBJECTS = ["the river", "a teacher", "our house", "the old clock", "every ship", "a small bird"]
@@ -89,7 +97,7 @@ def _curve(metrics: Path) -> dict[str, list[float | None]]:
     """Losses and gradient norms of every step, by tag."""
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     steps = [row for row in rows if "loss/total_nats" in row]
-    tags = sorted({tag for row in steps for tag in row if tag.startswith("loss/")})
+    tags = sorted({tag for row in steps for tag in row if tag.startswith(("loss/", "latent/"))})
     return {tag: [row.get(tag) for row in steps] for tag in (*tags, "optimizer/gradient_norm")}
 
 

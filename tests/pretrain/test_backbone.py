@@ -5,6 +5,7 @@ Left out of the golden file: `mask4d`, an arbitrary mask that no interval per qu
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from pretrain.models.backbone import (
     lay_out_for_decoding,
     num_positions,
 )
+from pretrain.models.cache import KeyValueCache
 from pretrain.models.shape import BackboneShape
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm"
@@ -402,3 +404,36 @@ def test_the_layout_for_decoding_changes_no_weight_and_no_answer():
     assert backbone.layers[0].mlp.up.weight.stride() == (1, 4 * SHAPE_A.hidden_size)
     assert all(torch.equal(t, weights[name]) for name, t in backbone.state_dict().items())
     torch.testing.assert_close(backbone(ids_BT, positions_B2T, visibility), before)
+
+
+def test_the_first_layers_alone_are_the_states_on_the_way():
+    """With the last LayerNorm, as an encoder of fewer layers has it."""
+    shape = BackboneShape(num_layers=3, hidden_size=32, num_heads=2, **TINY)
+    deep = Backbone(shape, vocab_size=128, num_positions=17).eval()
+    flat = Backbone(replace(shape, num_layers=2), vocab_size=128, num_positions=17).eval()
+    flat.load_state_dict({n: t for n, t in deep.state_dict().items() if n in flat.state_dict()})
+    row = random_rows([(13, 13)], 13, seed=6)
+    assert torch.equal(deep(*row, layers=2), flat(*row))
+    assert not torch.equal(deep(*row), flat(*row))
+
+
+def test_a_cache_beside_memory_slots_gives_what_the_whole_row_gives():
+    """The slots of a document enter every step beside its kept keys, once."""
+    backbone = Backbone(SHAPE_A, vocab_size=64, num_positions=33).eval()
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(64, (2, 6), generator=generator)
+    positions_B2T = torch.arange(6).expand(2, 2, 6)
+    heads, width = SHAPE_A.num_heads, SHAPE_A.hidden_size // SHAPE_A.num_heads
+    memory = [
+        (torch.randn(2, 1, 3, heads, width, generator=generator), None)
+        for _ in range(SHAPE_A.num_layers)
+    ]
+    causal = single_documents(torch.tensor([6, 6]), torch.tensor([0, 0]), 6)
+    whole = backbone(ids_BT, positions_B2T, causal, memory=memory)
+    cache = KeyValueCache(num_layers=SHAPE_A.num_layers, max_rows=2)
+    for t in range(6):
+        now = slice(t, t + 1)
+        one = Visibility(causal.lo[:, now], causal.hi[:, now], causal.document[:, now])
+        read = backbone(ids_BT[:, now], positions_B2T[..., now], one, memory=memory, cache=cache)
+        torch.testing.assert_close(read[:, 0], whole[:, t], atol=2e-6, rtol=1e-5)
+    assert not torch.allclose(whole, backbone(ids_BT, positions_B2T, causal), atol=1e-3)

@@ -58,6 +58,26 @@ CASES = {
         2, 3, 4, flags=("--memory.activation_checkpointing=every_1",)
     ),
 }
+# GLM and a latent space learned together in every step; beta has two cycles of three updates.
+VAE = (
+    "--objectives.glm_vae.weight=0.5",
+    "--objectives.glm_vae.latent={size: 6, injection: both, slots: 2}",
+    "--objectives.glm_vae.elbo.beta={cycles: 2, zero_ratio: 0.3, increase_ratio: 0.3}",
+    "--objectives.glm_vae.elbo.free_bits={mode: hinge, nats: 0.01}",
+)
+LATENT = {
+    "vae_reference": Case(1, 0, 8, flags=VAE),
+    "vae_one_rank_stage3_accumulating": Case(1, 3, 2, flags=VAE),
+    "vae_two_ranks_stage2": Case(2, 2, 4, flags=VAE),
+    "vae_two_ranks_stage3": Case(2, 3, 4, flags=VAE),
+    "vae_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=VAE),
+    "vae_two_ranks_stage3_recomputing": Case(
+        2, 3, 4, flags=(*VAE, "--memory.activation_checkpointing=every_1")
+    ),
+    "vae_broken": Case(2, 3, 4, flags=(*VAE, "--stop_at_step=4")),
+    "vae_broken, resumed": Case(2, 3, 4, flags=(*VAE, "--resume=auto")),
+    "vae_bf16": Case(2, 3, 4, flags=(*VAE, "--precision=bf16")),
+}
 DROPOUT = ("--model.dropout_prob=0.2", "--model.attention_dropout_prob=0.2")
 EXTRA = {
     "dropout": Case(1, 0, 8, flags=DROPOUT),
@@ -150,7 +170,7 @@ def curves(
     ranks_folder: Path, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Every scalar of every step, by case."""
-    return _trained(CASES | EXTRA | SKIPS | BROKEN, ranks_folder, shards, run_ranks)
+    return _trained(CASES | LATENT | EXTRA | SKIPS | BROKEN, ranks_folder, shards, run_ranks)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +215,56 @@ def test_held_out_loss_agrees(name: str, curves: dict[str, list[dict[str, float]
     reference = _scalar(curves["reference"], "validation/glm_total_nats")
     assert len(reference) == 1
     assert _scalar(curves[name], "validation/glm_total_nats") == pytest.approx(reference, rel=1e-5)
+
+
+SAME = [n for n in LATENT if n not in ("vae_reference", "vae_bf16") and "," not in n]
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "loss/total_nats",
+        "loss/glm_total_nats",
+        "loss/glm_vae_reconstruction_nats",
+        "loss/glm_vae_kl_nats",
+        "loss/glm_vae_kl_loss_nats",
+        "latent/glm_vae_beta",
+        "optimizer/gradient_norm",
+        "validation/glm_vae_kl_nats",
+        "validation/glm_vae_mutual_information_nats",
+    ],
+)
+def test_ranks_and_stages_agree_on_a_latent_space(
+    name: str, tag: str, curves: dict[str, list[dict[str, float]]]
+) -> None:
+    """vae_broken is stopped inside a cycle of beta and resumed."""
+    reference = _scalar(curves["vae_reference"], tag)
+    found = _scalar(curves[name], tag)
+    if tag.startswith("validation/"):
+        found = found[-1:]
+    assert len(reference) == (1 if tag.startswith("validation/") else STEPS)
+    assert found == pytest.approx(reference, rel=1e-5, abs=1e-7)
+
+
+def test_beta_runs_through_its_cycles(curves: dict[str, list[dict[str, float]]]) -> None:
+    betas = _scalar(curves["vae_reference"], "latent/glm_vae_beta")
+    assert betas == pytest.approx([0.0, 0.0, 1.0] * 2)
+
+
+def test_a_latent_space_beside_glm_leaves_the_rows_of_glm_alone(
+    curves: dict[str, list[dict[str, float]]],
+) -> None:
+    alone, together = (
+        _scalar(curves[name], "loss/glm_total_nats")[0] for name in ("reference", "vae_reference")
+    )
+    assert together == pytest.approx(alone, rel=1e-6)
+
+
+def test_a_latent_space_in_bf16_follows_fp32(curves: dict[str, list[dict[str, float]]]) -> None:
+    for tag, rel in (("loss/total_nats", 5e-3), ("loss/glm_vae_kl_nats", 0.1)):
+        reference = _scalar(curves["vae_reference"], tag)
+        assert _scalar(curves["vae_bf16"], tag) == pytest.approx(reference, rel=rel)
 
 
 def test_the_data_is_uneven_enough_to_tell(curves: dict[str, list[dict[str, float]]]) -> None:

@@ -83,3 +83,33 @@ def test_a_state_of_another_make_is_one_line(state: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="does not say where its data goes on"):
         resume.positions(_saved(_config(), state=state))
     assert "does not say which" in str(_refused(_config(), state=state))
+
+
+VAE = "--objectives.glm_vae.weight=1"
+
+
+def _refused_vae(*flags: str) -> str | None:
+    manifest, wanted = _saved(_config(VAE)), _config(VAE, *flags)
+    return resume.refusal(FOUND, manifest, _identity(wanted), wanted)
+
+
+def test_the_loss_of_a_latent_space_may_change_and_its_shape_may_not() -> None:
+    assert _refused_vae("--objectives.glm_vae.elbo.beta.ceiling=0.5") is None
+    said = _refused_vae("--objectives.glm_vae.latent.size=8")
+    assert said is not None and "another model: objectives.glm_vae.latent.size 32 -> 8." in said
+    said = _refused_vae("--objectives.glm_vae.blanks.infill_prob=1")
+    assert said is not None and "other rows: objectives.glm_vae.blanks.infill_prob 0.5 -> 1" in said
+
+
+def test_an_objective_more_is_another_model() -> None:
+    said = _refused(_config(VAE))
+    assert said is not None and "another model: objectives.glm_vae.latent" in said
+
+
+def test_a_checkpoint_from_before_a_setting_of_the_shape_has_its_default() -> None:
+    manifest = _saved(_config())
+    manifest.state["model"].pop("token_types")
+    assert resume.refusal(FOUND, manifest, _identity(_config()), _config()) is None
+    other = _config("--model.token_types=2")
+    said = resume.refusal(FOUND, manifest, _identity(other), other)
+    assert said is not None and "another model: token_types 0 -> 2." in said

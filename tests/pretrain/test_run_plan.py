@@ -18,6 +18,7 @@ from pretrain.config import Config
 from pretrain.models.backbone import Backbone, num_positions
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
+from pretrain.objectives.loss import ObjectiveModel
 from pretrain.plan import GPUS, Plan, checkpoints_on_disk, in_words, plan_run
 from pretrain.planning.activations import (
     MicroBatch,
@@ -70,7 +71,7 @@ def live_bytes(
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        GlmObjective(BlankConfig()).loss_terms(backbone, inputs)
+        ObjectiveModel(backbone)(GlmObjective(BlankConfig()), inputs)
     return sum(storage.nbytes() for storage in saved.values())
 
 

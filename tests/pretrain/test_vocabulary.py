@@ -29,7 +29,7 @@ def test_no_id_of_shards_or_rows_lies_outside_the_table(shards: Path) -> None:
     opened, config = open_shards(shards), parse_train(["--config", DEBUG])[0]
     transforms = [
         objective.transform(opened.special, source_tokens=64, vocab_size=opened.vocab_size)
-        for objective in objectives_of(config.objectives)
+        for objective in objectives_of(config.objectives, steps=1)
     ]
     rows = padded_vocabulary(max(t.vocab_size for t in transforms))
     assert max(opened.special.by_name().values()) < opened.vocab_size <= rows

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from pretrain import update
 from pretrain.cli import parse_train
-from pretrain.models.backbone import Backbone
 from pretrain.objectives.glm import GlmObjective
-from pretrain.objectives.loss import LossTerm
+from pretrain.objectives.loss import LossTerm, ObjectiveModel
 from pretrain.run_log import log_to_stderr
 from pretrain.train import run_in
 from pretrain.world import World, join_world, leave_world
@@ -45,11 +44,11 @@ def faults(world: World, wrong: Mapping[str, str]) -> Iterator[None]:
         seed_dropout(seed, step, micro_batch, rank)
 
     def spoiled(
-        objective: GlmObjective, backbone: Backbone, inputs: Mapping[str, Tensor]
+        objective: GlmObjective, model: ObjectiveModel, inputs: Mapping[str, Tensor]
     ) -> dict[str, LossTerm]:
-        terms = loss_terms(objective, backbone, inputs)
+        terms = loss_terms(objective, model, inputs)
         is_there = world.rank == world.world_size - 1 and place.get("micro_batch") == 0
-        kind = wrong.get(str(place.get("step"))) if is_there and backbone.training else None
+        kind = wrong.get(str(place.get("step"))) if is_there and model.training else None
         if kind is not None:
             terms["total"] = LossTerm(_SPOIL[kind](terms["total"].sum), terms["total"].count)
         return terms

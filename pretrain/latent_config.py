@@ -1,0 +1,110 @@
+"""What a run that learns a latent space is told besides its backbone; no torch, as config.py."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from data_pipeline.transforms.blank import BlankConfig
+from pretrain.models.latent_shape import LatentShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetaConfig:
+    """The factor of the KL term as a function of the applied updates (pretrain/objectives/elbo.py).
+
+    The default is Optimus' pretraining: ten cycles, half of each at 0, a quarter rising, a quarter
+    at the ceiling (Li et al. 2020; fine-tuning has one cycle).
+    """
+
+    schedule: Literal["cyclical", "linear", "constant"] = "cyclical"
+    """cyclical: 0, rising, at the ceiling, again and again; linear: one rise over increase_ratio of
+    the run; constant: the ceiling throughout."""
+    ceiling: float = 1.0
+    """Largest beta; 0 trains an autoencoder (with constant)."""
+    cycles: int = 10
+    """Cycles in the whole run (cyclical)."""
+    zero_ratio: float = 0.5
+    """Share of a cycle at 0 (cyclical)."""
+    increase_ratio: float = 0.25
+    """Share of a cycle, or with linear of the run, over which beta rises."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ceiling < math.inf:
+            raise ValueError(f"beta.ceiling must be finite, 0 or more, got {self.ceiling}.")
+        if self.cycles < 1:
+            raise ValueError(f"beta.cycles must be at least 1, got {self.cycles}.")
+        if not 0 <= self.zero_ratio < 1:
+            raise ValueError(f"beta.zero_ratio must lie in [0, 1), got {self.zero_ratio}.")
+        if not 0 < self.increase_ratio <= 1:
+            raise ValueError(f"beta.increase_ratio must lie in (0, 1], got {self.increase_ratio}.")
+        if self.schedule == "cyclical" and self.zero_ratio + self.increase_ratio > 1:
+            raise ValueError(
+                "beta.zero_ratio + beta.increase_ratio must not pass 1, got "
+                f"{self.zero_ratio} + {self.increase_ratio}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeBitsConfig:
+    """How much KL costs nothing, against posteriors that collapse to the prior."""
+
+    mode: Literal["none", "hinge", "mask", "total"] = "none"
+    """hinge: max(nats, KL_d) of each dimension d (the paper); mask: KL_d where it is above nats,
+    else 0 (Optimus' code; the same gradient); total: max(nats, sum of KL_d) of each text."""
+    nats: float = 0.5
+    """The threshold: of one dimension, or with total of all together."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nats < math.inf:
+            raise ValueError(f"free_bits.nats must be finite, 0 or more, got {self.nats}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElboConfig:
+    """How reconstruction and KL become one loss."""
+
+    beta: BetaConfig = field(default_factory=BetaConfig)
+    """Factor of the KL term."""
+    free_bits: FreeBitsConfig = field(default_factory=FreeBitsConfig)
+    """KL that costs nothing."""
+    reduction: Literal["token", "text", "length_weighted"] = "text"
+    """What is divided by what. text: the mean over texts of reconstruction + beta KL (Optimus);
+    token: the same sum divided by the number of targets, on the scale of a language model's loss;
+    length_weighted: each text's reconstruction divided by its number of targets, its KL not
+    (Optimus' --length_weighted_loss)."""
+    noise: Literal["sampled", "none"] = "sampled"
+    """sampled: z ~ q(z | x); none: z = mu, a deterministic autoencoder."""
+    window: int = 1024
+    """Texts of this rank over which active units and mutual information are reported while
+    training."""
+    report_every: int = 20
+    """Updates between these reports: a mixture of `window` densities at as many points takes some
+    tens of milliseconds."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 2), ("report_every", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"elbo.{name} must be at least {least}, got {getattr(self, name)}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmVaeConfig:
+    """GLM with a latent vector: the backbone encodes the whole text to z and writes its blanks
+    beside z (docs/objectives.md)."""
+
+    weight: float = 0.0
+    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
+    blanks: BlankConfig = field(default_factory=lambda: BlankConfig(token_prob=0, document_prob=1))
+    """How text is blanked out. Its rows are drawn for this objective alone."""
+    latent: LatentShape = field(default_factory=LatentShape)
+    """The latent space."""
+    elbo: ElboConfig = field(default_factory=lambda: ElboConfig(reduction="token"))
+    """The loss."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"objectives.glm_vae.weight must be finite, 0 or more, got {self.weight}."
+            )
