@@ -133,10 +133,10 @@ def open_request(settings: PrepareSettings) -> Request:
     """
     encoding = text_encoding(settings.read.encoding)
     settings = replace(settings, read=replace(settings.read, encoding=encoding))
-    _refuse_output_in_input(settings)
     tokenizer = open_tokenizer(settings.tokenizer, settings.aliases or None)
     skipped: Counter[str] = Counter()
     sources = find_sources(settings.input, skipped)
+    _refuse_output_in_input(settings)
     common = [PART_FORMAT, tokenizer.fingerprint, settings.on_error, asdict(settings.read)]
     versions = [_version(source) for source in sources]
     slices = [
