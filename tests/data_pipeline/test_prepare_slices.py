@@ -206,6 +206,7 @@ def test_a_file_that_grows_while_it_is_read_is_an_error(settings, write, tmp_pat
 @pytest.mark.parametrize("output", ["in/shards", "in/a/b"])
 def test_an_output_inside_an_input_is_an_error(settings, tmp_path, output):
     (tmp_path / "in/a").mkdir(parents=True)
+    (tmp_path / "in/x.txt").write_text("the river rose\n")
     with pytest.raises(ValueError, match=r"--output .* lies inside --input .*in, so that"):
         prepare(settings(output, input=[str(tmp_path / "in")]))
     assert not list(tmp_path.glob("**/.*"))
