@@ -170,7 +170,9 @@ class BlendedSequence:
     def check(self, position: Place) -> None:
         """Raises ValueError where the sequence has no such place."""
         if not isinstance(position, BlendedPosition) or len(position.rows) != len(self.sequences):
-            raise ValueError(f"{_in_words(position)}, this run mixes {len(self.sequences)}.")
+            raise ValueError(
+                f"{_in_words(position)}, this run mixes {len(self.sequences)}. Mix as many."
+            )
         for sequence, place in zip(self.sequences, position.places, strict=True):
             sequence.check(place)
 
@@ -202,7 +204,7 @@ def sequence_of(
         sequence.check(start)
         return sequence
     if isinstance(start, BlendedPosition):
-        raise ValueError(f"{_in_words(start)}, this run reads one.")
+        raise ValueError(f"{_in_words(start)}, this run reads one. Mix as many.")
     sequence = RowSequence(source, transform, packing, seed=seed)
     sequence.check(start)
     return sequence
