@@ -120,7 +120,8 @@ def _inspect(parser: ArgumentParser) -> None:
     option("--row", type=int, default=None, metavar="N", help="a packed row of the epoch instead")
     option("--text", type=str, default=None, help="a text of your own instead")
     option("--split", choices=["train", "validation"], default="train")
-    option("--kind", choices=["token", "sentence", "document", "single"], default=None, help=_KIND)
+    kinds = ["token", "sentence", "document", "single", "whole"]
+    option("--kind", choices=kinds, default=None, help=_KIND)
     option("--epoch", type=int, default=0)
     option("--seed", type=int, default=1234)
     option(

@@ -134,12 +134,13 @@ def inspect_row(
 
 
 def only(kind: str, config: BlankConfig) -> BlankConfig:
-    """The same settings with every text blanked in one way: token, sentence, document or single."""
+    """The same settings with every text blanked in one way, one of KINDS but the first."""
     if kind not in KINDS[1:]:
         raise ValueError(f"kind must be one of {', '.join(KINDS[1:])}, got {kind}.")
-    mixed = "token" if kind == "single" else kind
+    mixed = "token" if kind in ("single", "whole") else kind
     shares = {f"{name}_prob": float(name == mixed) for name in ("token", "sentence", "document")}
-    return replace(config, **shares, single_span_prob=float(kind == "single"))
+    single, whole = float(kind == "single"), float(kind == "whole")
+    return replace(config, **shares, single_span_prob=single, whole_prob=whole)
 
 
 def split_of_text(text: str, tokenizer: Tokenizer) -> MemorySplit:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # The sort of blank a target belongs to; 0 marks positions without a target.
-KINDS = ("none", "token", "sentence", "document", "single")
+KINDS = ("none", "token", "sentence", "document", "single", "whole")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.blend import Place, place_of, place_state
+from data_pipeline.transforms.blank import BlankConfig
 from pretrain.checkpoint_files import Manifest
 from pretrain.cli import flat
 from pretrain.config import Config
@@ -74,7 +75,10 @@ def refusal(
     model = _differences(manifest.state.get("model"), wanted["model"], vars(BackboneShape()))
     if model:
         return f"{found} holds another model: {model}. Use the recipe of that run."
-    data = _differences(manifest.state.get("data"), wanted["data"])
+    blanks = flat(
+        {f"objectives.{n}.blanks": asdict(BlankConfig()) for n in vars(config.objectives)}
+    )
+    data = _differences(manifest.state.get("data"), wanted["data"], blanks)
     if data and not config.data.allow_other_data:
         return (
             f"{found} was trained on other rows: {data}. Use the same shards and settings, or set "

@@ -51,7 +51,7 @@ def marks_of(
     config: BlankConfig, special: SpecialIds, *, source_tokens: int, vocab_size: int
 ) -> BlankMarks:
     """The marks for texts of up to `source_tokens` tokens over a vocabulary of `vocab_size` ids."""
-    by_kind = {"sentence": special.smask, "document": special.gmask}
+    by_kind = {"sentence": special.smask, "document": special.gmask, "whole": special.gmask}
     if config.mask_tokens == "single":
         by_kind = {}
     sentinels = config.span_marks == "sentinels"

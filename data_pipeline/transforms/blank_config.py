@@ -8,6 +8,7 @@ _PROBS = (
     "sentence_prob",
     "document_prob",
     "single_span_prob",
+    "whole_prob",
     "infill_prob",
     "block_mask_prob",
 )
@@ -29,6 +30,9 @@ class BlankConfig:
     """Share of documents with a document-level blank, [gMASK]: one long stretch."""
     single_span_prob: float = 0.0
     """Share of documents, drawn before the three above, with one short span only."""
+    whole_prob: float = 0.0
+    """Share of documents, drawn before all others, that are written whole from [gMASK] alone: what
+    is left of them is in the latent vector, if there is one."""
 
     mask_ratio: float = 0.15
     """Share of a text (CLS and eos counted, its prompt not) that token-level blanks reach."""

@@ -1,12 +1,13 @@
 """Which tokens are blanked: token-, sentence- and document-level draws for many pieces at once.
 
 Every draw is a hash of the piece's key and a draw number, so that a piece is blanked alike whatever
-stands beside it. Draw numbers: the five below, then ranges for the spans and the sentences.
+stands beside it. Draw numbers: the six below, then ranges for the spans and the sentences.
 
     token level      Poisson lengths until 15 % are covered, then placed at least one token apart
     sentence level   shuffled sentences until 15 % are covered
     document level   one stretch of 50 % or more, inside the text or at its end
     single           one short span
+    whole            everything behind CLS, ours
 
 GLM (Du et al. 2022), sections 2.1 and 2.2.
 """
@@ -23,7 +24,7 @@ from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_plan import BlankPlan
 from data_pipeline.transforms.span_lengths import SpanLengths
 
-SINGLE_DRAW, KIND_DRAW, FORM_DRAW, GENERATION_DRAW, PLACE_DRAW = range(5)
+SINGLE_DRAW, KIND_DRAW, FORM_DRAW, GENERATION_DRAW, PLACE_DRAW, WHOLE_DRAW = range(6)
 SPAN_LENGTH_DRAWS = 1 << 32  # + number of the span
 SPAN_PLACE_DRAWS = 2 << 32  # + number of the span
 SENTENCE_DRAWS = 3 << 32  # + number of the sentence
@@ -111,7 +112,8 @@ def draw_plan(
         elif KINDS[kind] == "sentence":
             drawn = _draw_sentences(some, pieces, config)
         else:
-            drawn, suffix_N[some.piece_M] = _draw_stretches(some, config)
+            is_whole = KINDS[kind] == "whole"
+            drawn, suffix_N[some.piece_M] = _draw_stretches(some, config, is_whole=is_whole)
         all_drawn.append((some, drawn))
     return _assemble(texts, kind_N, suffix_N, all_drawn, config)
 
@@ -137,6 +139,8 @@ def draw_kinds(keys_N: NDArray[np.uint64], config: BlankConfig) -> NDArray[np.ui
     kind_N = np.array(mixed, np.uint8)[draw]
     single = hashing.uniform(keys_N, SINGLE_DRAW) < config.single_span_prob
     kind_N[single] = KINDS.index("single")
+    whole = hashing.uniform(keys_N, WHOLE_DRAW) < config.whole_prob
+    kind_N[whole] = KINDS.index("whole")
     return kind_N
 
 
@@ -232,17 +236,25 @@ def sentence_spans(
     return owners, starts + 1, stops + 1
 
 
-def _draw_stretches(texts: _Texts, config: BlankConfig) -> tuple[_Drawn, NDArray[np.bool_]]:
-    """Document level: one stretch inside the text, or (True in the second array) its suffix."""
+def _draw_stretches(
+    texts: _Texts, config: BlankConfig, *, is_whole: bool
+) -> tuple[_Drawn, NDArray[np.bool_]]:
+    """Document level: one stretch inside the text, or (True in the second array) its suffix.
+
+    is_whole: the suffix is all but CLS.
+    """
     longest_M = np.maximum(texts.length_M - 2, 1)
     shortest_M = (config.min_generation_ratio * texts.length_M).astype(np.int64)
     shortest_M = np.clip(shortest_M, 1, longest_M)
     if config.direction == "unidirectional":
         shortest_M = longest_M
+    if is_whole:
+        shortest_M = longest_M = texts.length_M - 1
     draw_M = hashing.uniform_int(texts.keys_M, GENERATION_DRAW, longest_M - shortest_M + 1)
     generation_M = shortest_M + draw_M
     infill_M = hashing.uniform(texts.keys_M, FORM_DRAW) < config.infill_prob
     infill_M &= (texts.room_M >= 1) & (texts.spare_M >= 2) & (config.direction == "bidirectional")
+    infill_M &= not is_whole
     suffix_M = ~infill_M & (texts.spare_M >= 1)
 
     inside_M = np.minimum(generation_M, texts.room_M)

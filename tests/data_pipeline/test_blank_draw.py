@@ -495,6 +495,18 @@ def test_unidirectional_writes_all_but_one_token():
 # ---------------------------------------------------------------- kinds and orders
 
 
+def test_whole_texts_are_all_but_cls_and_drawn_before_the_others():
+    num = 4000
+    plan = draw(pieces_of(np.full(num, 20)), single_span_prob=1.0, whole_prob=0.3)
+    whole = plan.kind_N == KINDS.index("whole")
+    assert abs(whole.mean() - 0.3) < 4 * math.sqrt(0.21 / num)
+    assert (plan.kind_N[~whole] == KINDS.index("single")).all()
+    some = plan.take(whole)
+    assert (some.num_spans_N == 1).all() and some.suffix_N.all()
+    assert (some.start_S == 1).all() and (some.length_S == some.source_lengths_N - 1).all()
+    assert (some.sep_N == 2).all()  # CLS and [gMASK]
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize("name", ["mode_mix_10B", "mode_mix_large_chinese", "mode_mix_10B_longer"])
 def test_kinds_follow_the_published_mixes(name):
@@ -576,13 +588,13 @@ def test_no_two_draws_of_a_text_share_a_number():
     single = [getattr(blank_draw, name) for name in names if name.endswith("_DRAW")]
     starts = [getattr(blank_draw, name) for name in names if name.endswith("_DRAWS")]
     starts.append(blank_build.DBLOCK_DRAWS)
-    assert sorted(single) == [0, 1, 2, 3, 4]
+    assert sorted(single) == [0, 1, 2, 3, 4, 5]
     assert sorted(starts) == [1 << 32, 2 << 32, 3 << 32, 4 << 32]
 
 
 def test_kinds_are_drawn_by_their_share_of_the_sum():
     shares = SimpleNamespace(
-        token_prob=0.25, sentence_prob=0.0, document_prob=0.25, single_span_prob=0.0
+        token_prob=0.25, sentence_prob=0.0, document_prob=0.25, single_span_prob=0.0, whole_prob=0.0
     )
     keys_N = hashing.key(1, 0, np.arange(4000), np.zeros(4000, np.int64))
     counts = np.bincount(blank_draw.draw_kinds(keys_N, shares), minlength=5)

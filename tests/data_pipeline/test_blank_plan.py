@@ -53,6 +53,7 @@ def test_what_was_lost_is_named():
         "targets_sentence": 0,
         "targets_document": 0,
         "targets_single": 5,
+        "targets_whole": 0,
     }
 
 

@@ -74,7 +74,7 @@ def test_the_caption_counts_what_the_table_shows(folder):
 def test_every_text_can_be_blanked_in_one_way(folder, kind):
     drawn = inspect.run(folder, document=3, kind=kind)
     assert f"| kind {kind}" in drawn.splitlines()[0]
-    mask = {"sentence": "[sMASK]", "document": "[gMASK]"}.get(kind, "[MASK]")
+    mask = {"sentence": "[sMASK]", "document": "[gMASK]", "whole": "[gMASK]"}.get(kind, "[MASK]")
     assert mask in tokens_of(drawn)
 
 
