@@ -114,6 +114,7 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
         held_out = None
         if _due(step, config.evaluation.every_steps, last) and not reason:
             held_out = evaluate(setup, step, metrics)
+            say_shares(setup, step, batches, metrics)
             scalars.restart_clock()
         if _due(step, config.checkpoints.every_steps, last) or reason:
             places = {name: batch.position for name, batch in batches.items()}
@@ -126,6 +127,14 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     if metrics:
         metrics.finish(reason)
     return reason
+
+
+def say_shares(setup: Setup, step: int, batches: MicroBatch, metrics: Metrics | None) -> None:
+    """Say what share of the text each corpus has given so far, where there are several."""
+    shares = setup.corpora.shares(batches[setup.objectives[0].name].position)
+    if metrics and shares:
+        said = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+        metrics.say(f"step {step} | text so far | {said} of the tokens")
 
 
 def take_step(

@@ -121,6 +121,8 @@ def test_the_log_says_what_is_mixed(curves: Curves, folder: Path) -> None:
     assert curves
     log = (folder / "log.0").read_text()
     assert "data: books, 75.00% of the rows: " in log and "data: web, 25.00% of the rows: " in log
+    web = [row["data/web_tokens_ratio"] for row in curves["whole"] if "loss/total_nats" in row][-1]
+    assert f"step 8 | text so far | books {1 - web:.2%}, web {web:.2%} of the tokens" in log
 
 
 def test_one_corpus_is_read_as_it_always_was(shards: Path) -> None:
