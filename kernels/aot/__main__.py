@@ -18,6 +18,8 @@ def main() -> None:
     )
     parser.add_argument("--chips", type=int, nargs="+", choices=(80, 90), default=[80, 90])
     parser.add_argument("--kernels", nargs="+", help="some of them, as the table names them")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
+    parser.add_argument("--slots", type=int, choices=range(5), default=1, help="a document")
     parser.add_argument("--write", type=Path, help="a page whose table is replaced")
     arguments = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)  # else triton would not compile but interpret
@@ -30,19 +32,19 @@ def _run(arguments: argparse.Namespace) -> int:
     from kernels.aot.resources import compile_kernel, faults
     from kernels.aot.table import as_table
 
-    kernels = all_kernels()
+    kernels = all_kernels(arguments.dtype, arguments.slots)
     names = arguments.kernels or list(kernels)
     unknown = [name for name in names if name not in kernels]
     if unknown:
         print(f"no kernel {unknown[0]!r}. There are: {', '.join(kernels)}.", file=sys.stderr)
         return 2
     found = {
-        (name, chip): compile_kernel(kernels[name], chip, "bf16")
+        (name, chip): compile_kernel(kernels[name], chip, arguments.dtype)
         for name in names
         for chip in arguments.chips
     }
     wrong = [f"{n} on sm_{c} {f}" for (n, c), r in found.items() for f in faults(r, c)]
-    table = as_table(found)
+    table = as_table(found, f"{arguments.dtype}, slots of a document: {arguments.slots}")
     if arguments.write is None:
         print(table)
     else:

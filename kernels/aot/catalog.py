@@ -66,12 +66,12 @@ def embedding_kernels(width: int = EMBEDDING_WIDTH) -> dict[str, Kernel]:
     return {name: _kernel(function, constants, 4, 3) for name, function in functions.items()}
 
 
-def all_kernels(widths: tuple[int, ...] = HEAD_WIDTHS) -> dict[str, Kernel]:
+def all_kernels(dtype: str = "bf16", num_slots: int = 1) -> dict[str, Kernel]:
     """Those of attention for every head width, and of the embedding."""
     kernels = {
         f"{name} {width}": kernel
-        for width in widths
-        for name, kernel in attention_kernels(width).items()
+        for width in HEAD_WIDTHS
+        for name, kernel in attention_kernels(width, dtype, num_slots).items()
     }
     return kernels | embedding_kernels()
 

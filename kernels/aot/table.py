@@ -7,8 +7,8 @@ import triton
 from kernels.aot.resources import Resources
 
 
-def as_table(found: Mapping[tuple[str, int], Resources]) -> str:
-    """found: resources by (kernel, chip)."""
+def as_table(found: Mapping[tuple[str, int], Resources], settings: str) -> str:
+    """found: resources by (kernel, chip); settings: what they were compiled with."""
     chips = sorted({chip for _, chip in found})
     heads = ["kernel"]
     for chip in chips:
@@ -23,6 +23,4 @@ def as_table(found: Mapping[tuple[str, int], Resources]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     atomics = [f"{name} on sm_{chip}" for (name, chip), r in found.items() if r.has_atomics]
     said = f"Atomics: {', '.join(atomics) or 'none in any of them'}."
-    return "\n".join(
-        [f"triton {triton.__version__}, bf16, one slot a document. {said}", "", *lines]
-    )
+    return "\n".join([f"triton {triton.__version__}, {settings}. {said}", "", *lines])

@@ -72,6 +72,20 @@ def test_every_kernel_and_head_width_compiles_for_both_chips(repository, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "slots"), [("fp32", 1), ("fp16", 0), ("bf16", 4)])
+def test_wide_heads_compile_in_every_dtype_and_with_many_slots(repository, tmp_path, dtype, slots):
+    """A minute each."""
+    done = compile_all(
+        repository,
+        *("--dtype", dtype, "--slots", str(slots), "--kernels"),
+        *(f"{name} 128" for name in ("forward", "query_gradient", "key_gradient")),
+        TRITON_CACHE_DIR=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{dtype}, slots of a document: {slots}. Atomics: none" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.6.0", "3.8.0"])
 def test_the_source_compiles_on_other_tritons(repository, tmp_path, version):
     """Two minutes each: pip puts the other triton into a folder of its own, before ours."""

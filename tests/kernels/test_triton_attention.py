@@ -108,8 +108,11 @@ def assert_parity(case: Case, visibility: Visibility, device: str) -> None:
     for name, got, expected in zip(("out", "fused", "slots"), ours, exact, strict=True):
         assert got.dtype == case.dtype
         assert torch.isfinite(got).all(), name
-        error = (got.double() - expected).abs().max() if got.numel() else 0.0
-        assert error < TOLERANCE[case.dtype], (name, float(error))
+        if got.numel():
+            # The first key of a causal document gets gradients from all queries.
+            scale = expected.abs().max().clamp(min=1)
+            error = float((got.double() - expected).abs().max() / scale)
+            assert error < TOLERANCE[case.dtype], (name, error)
     padding = visibility.padding()
     assert not ours[0][padding].any()
     assert not ours[1][padding].any()  # gradients came in there, as everywhere
