@@ -19,8 +19,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -49,74 +50,126 @@ class Fragment:
         return self.start + self.tensors["weight"].numel()
 
 
-@torch.no_grad()
-def fragments(engine: Engine) -> list[Fragment]:
-    """What this rank holds, in the order of the model's parameters; no fragment is empty.
+class _Place(NamedTuple):
+    """Where this rank keeps a run of elements of a parameter."""
 
+    name: str
+    partition: Tensor  # the flat fp32 weights it lies in; empty while they lie on NVMe
+    offset: int  # of the first element in the partition
+    start: int  # of the first element in the flattened parameter
+    length: int  # elements, at least 1
+    swapped: int | None  # ZeRO's number of the partition where it lies on NVMe between updates
+
+
+@torch.no_grad()
+def fragments(engine: Engine, *, changed: bool = False) -> Iterator[list[Fragment]]:
+    """What this rank holds, in lists of what is in memory together; no fragment is empty.
+
+    One list, in the order of the model's parameters, of all that stays in memory; where the
+    optimizer is offloaded to NVMe, then a list for each of ZeRO's groups that lie there, good until
+    the next is asked for. changed: whether the caller changes them, so that they are written back.
     State that AdamW has not made yet, since no update came before, is made here: zeros.
     """
+    inner = _inner(engine)
+    for group, places in groupby(_places(engine), key=lambda place: place.swapped):
+        with _in_memory(engine, group, changed=changed):
+            yield [_fragment(place, inner) for place in places]
+
+
+def _inner(engine: Engine) -> torch.optim.AdamW:
     optimizer: Any = engine.deepspeed.optimizer
-    inner: torch.optim.AdamW = optimizer if engine.stage == 0 else optimizer.optimizer
-    return [
-        _fragment(name, partition, offset, start, length, inner)
+    return optimizer if engine.stage == 0 else optimizer.optimizer
+
+
+def _places(engine: Engine) -> list[_Place]:
+    """In the order of the parameters, those that lie on NVMe behind the others and by group."""
+    optimizer: Any = engine.deepspeed.optimizer
+    found = [
+        _Place(name, *place)
         for name, parameter in engine.module.named_parameters()
         if parameter.requires_grad
-        for partition, offset, start, length in _places(engine.stage, optimizer, parameter)
+        for place in _places_of(engine.stage, optimizer, parameter)
     ]
+    return sorted(found, key=lambda place: -1 if place.swapped is None else place.swapped)
 
 
-def _places(
+def _places_of(
     stage: int, optimizer: Any, parameter: nn.Parameter
-) -> Iterator[tuple[Tensor, int, int, int]]:
-    """(partition, offset in it, first element of the parameter, elements): none or one."""
+) -> Iterator[tuple[Tensor, int, int, int, int | None]]:
+    """(partition, offset, start, length, swapped): none or one."""
     if stage == 0:
-        yield parameter, 0, 0, parameter.numel()
+        yield parameter, 0, 0, parameter.numel(), None
     elif stage == 3:
         # Every rank has equally many elements of each parameter; the last ones may be padding.
         group, offset, share = optimizer.grad_position[optimizer.get_param_id(parameter)]
         start = share * optimizer._get_param_partition_rank(parameter)
         length = min(share, getattr(parameter, "ds_numel") - start)  # noqa: B009 (ZeRO's own)
         if length > 0:
-            yield optimizer.fp32_partitioned_groups_flat[group], offset, start, length
+            swapped = group if optimizer._swappable_optimizer_subgroup(group) else None
+            yield optimizer.fp32_partitioned_groups_flat[group], offset, start, length, swapped
     else:
         mapping = getattr(parameter, "_hp_mapping")  # noqa: B009 (ZeRO's own)
         if mapping is not None:
             (partition,) = optimizer.optimizer.param_groups[mapping.param_group_index]["params"]
             place, within = mapping.hp_fragment_address, mapping.lp_fragment_address
-            yield partition, place.start, within.start, place.numel
+            yield partition, place.start, within.start, place.numel, None
 
 
-def _fragment(
-    name: str, partition: Tensor, offset: int, start: int, length: int, inner: torch.optim.AdamW
-) -> Fragment:
+@contextmanager
+def _in_memory(engine: Engine, group: int | None, *, changed: bool) -> Iterator[None]:
+    """Inside, ZeRO's group lies in memory; None is what always does."""
+    if group is None:
+        yield
+        return
+    optimizer: Any = engine.deepspeed.optimizer
+    optimizer._optimizer_states_and_gradient_swap_in(group)
+    yield
+    if changed:
+        optimizer._optimizer_states_and_gradient_swap_out(group)
+    else:
+        optimizer._release_swap_buffers(group)
+
+
+def _state(partition: Tensor, inner: torch.optim.AdamW) -> dict[str, Tensor]:
     state = inner.state[partition]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=partition.device)
         state |= {moment: torch.zeros_like(partition) for moment in MOMENTS}
-    whole = {"weight": partition.detach(), **{moment: state[moment] for moment in MOMENTS}}
-    views = {kind: flat.reshape(-1).narrow(0, offset, length) for kind, flat in whole.items()}
-    return Fragment(name, start, views, state["step"])
+    return state
+
+
+def _fragment(place: _Place, inner: torch.optim.AdamW) -> Fragment:
+    state = _state(place.partition, inner)
+    whole = {"weight": place.partition.detach(), **{m: state[m] for m in MOMENTS}}
+    views = {
+        kind: flat.reshape(-1).narrow(0, place.offset, place.length) for kind, flat in whole.items()
+    }
+    return Fragment(place.name, place.start, views, state["step"])
 
 
 def write(engine: Engine, path: Path) -> dict[str, Any]:
     """Write the fragments of this rank; its size and hash. OSError where the disk refuses."""
-    held = fragments(engine)
-    layout = {
-        f"{f.name}/{kind}": (torch.float32, (f.end - f.start,)) for f in held for kind in KINDS
+    held, inner = _places(engine), _inner(engine)
+    layout = {f"{p.name}/{kind}": (torch.float32, (p.length,)) for p in held for kind in KINDS}
+    places = {
+        p.name: [p.start, p.start + p.length, int(_state(p.partition, inner)["step"])] for p in held
     }
-    places = {f.name: [f.start, f.end, int(f.step)] for f in held}
     with TensorWriter(path, layout, metadata={"fragments": json.dumps(places)}) as writer:
-        for fragment in held:
-            for kind in KINDS:
-                writer.write(fragment.tensors[kind])
+        for together in fragments(engine):
+            for fragment in together:
+                for kind in KINDS:
+                    writer.write(fragment.tensors[kind])
         return writer.finish()
 
 
 def is_own(engine: Engine, path: Path) -> bool:
-    """Whether the file holds just the fragments of this rank; ValueError if it is no such file."""
+    """Whether the file holds just the fragments of this rank, all of which stay in memory;
+    ValueError if it is no such file."""
+    held = _places(engine)
     with _opened(path) as (_, places):
         found = {name: tuple(place[:2]) for name, place in places.items()}
-        return found == {f.name: (f.start, f.end) for f in fragments(engine)}
+        mine = {place.name: (place.start, place.start + place.length) for place in held}
+        return found == mine and all(place.swapped is None for place in held)
 
 
 @torch.no_grad()
@@ -125,7 +178,7 @@ def read_own(engine: Engine, path: Path) -> dict[str, Any]:
     compared before anything is done with what was read."""
     with _opened(path) as (_, places):
         steps = {name: place[2] for name, place in places.items()}
-    held = fragments(engine)
+    held = [fragment for together in fragments(engine) for fragment in together]
     for fragment in held:
         fragment.step.fill_(steps[fragment.name])
     return read_hashed(path, {f"{f.name}/{kind}": f.tensors[kind] for f in held for kind in KINDS})
@@ -148,7 +201,12 @@ def read(engine: Engine, paths: Iterable[Path]) -> None:
     paths: the likely ones first; no more are opened than are needed. Raises ValueError for a file
     of another make, or where the files do not hold everything.
     """
-    held = {f.name: f for f in fragments(engine)}
+    paths = list(paths)
+    for together in fragments(engine, changed=True):
+        _fill({f.name: f for f in together}, paths)
+
+
+def _fill(held: Mapping[str, Fragment], paths: Iterable[Path]) -> None:
     missing = {f.name: f.end - f.start for f in held.values()}
     for path in paths:
         if not missing:
@@ -192,7 +250,9 @@ def publish(engine: Engine) -> None:
     if engine.stage == 3:
         optimizer.checkpoint_event_prologue()  # parameters that stay gathered are let go
         for group in range(len(optimizer.fp32_partitioned_groups_flat)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+            swapped = group if optimizer._swappable_optimizer_subgroup(group) else None
+            with _in_memory(engine, swapped, changed=False):
+                optimizer._reassign_or_swap_out_partitioned_parameters(group)
         optimizer.checkpoint_event_epilogue()  # and gathered again
     elif engine.stage > 0:
         optimizer.update_lp_params()
