@@ -18,7 +18,7 @@ ROOMS = ("pretrain", "kernels", "data_pipeline", "demo", "bench")
 ALLOWED = {
     "torch": ("pretrain/", "kernels/", "data_pipeline/loader.py", "demo/", "bench/"),
     "deepspeed": ("pretrain/engine.py",),
-    "transformers": ("pretrain/convert.py", "data_pipeline/tokenizer.py", "bench/"),
+    "transformers": ("data_pipeline/transformers_folder.py", "bench/"),
     "tensorboard": ("pretrain/metrics.py",),
     "torch.utils.tensorboard": ("pretrain/metrics.py",),
     "mwparserfromhell": ("demo/",),
