@@ -11,7 +11,7 @@ from typing import Literal
 
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.data_config import DataConfig
-from pretrain.latent_config import GlmVaeConfig
+from pretrain.latent_config import GlmVaeConfig, OptimusConfig
 from pretrain.models.shape import BackboneShape
 
 
@@ -67,6 +67,8 @@ class ObjectivesConfig:
     """Blank infilling."""
     glm_vae: GlmVaeConfig = field(default_factory=GlmVaeConfig)
     """Blank infilling beside a latent vector of the text."""
+    optimus: OptimusConfig = field(default_factory=OptimusConfig)
+    """Texts written from a latent vector that an encoder of its own reads."""
 
     def __post_init__(self) -> None:
         if not self.chosen:
@@ -313,6 +315,14 @@ class Config:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}.")
         for name in ("glm", "glm_vae"):
             self._check_sentinels(name)
+        optimus, longest = self.objectives.optimus, self.data.packing.source_tokens
+        reach = self.model.max_positions or longest
+        if optimus.weight > 0 and reach < longest + optimus.first_position:
+            raise ValueError(
+                "objectives.optimus.latent.injection: with a memory slot positions begin at 1, so "
+                f"model.max_positions must be at least data.packing.source_tokens + 1 = "
+                f"{longest + 1}, got {reach}."
+            )
 
     def _check_sentinels(self, name: str) -> None:
         if getattr(self.objectives, name).blanks.span_marks != "sentinels":

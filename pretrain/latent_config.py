@@ -6,6 +6,7 @@ from typing import Literal
 
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.models.latent_shape import LatentShape
+from pretrain.models.shape import BackboneShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,54 @@ class ElboConfig:
                 raise ValueError(
                     f"elbo.{name} must be at least {least}, got {getattr(self, name)}."
                 )
+
+
+# BERT-base, cased or not (Devlin et al. 2019).
+BERT_BASE = BackboneShape(
+    norm_order="post",
+    gelu="erf",
+    norm_eps=1e-12,
+    token_types=2,
+    embedding_norm=True,
+    block_positions=False,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimusConfig:
+    """Optimus (Li et al. 2020): an encoder of its own, BERT's shape, and the run's backbone as
+    decoder, which is to have GPT-2's shape (launch/recipes/optimus.yaml)."""
+
+    weight: float = 0.0
+    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
+    encoder: BackboneShape = BERT_BASE
+    """Shape of the encoder."""
+    latent: LatentShape = field(
+        default_factory=lambda: LatentShape(pooling="cls", injection="both")
+    )
+    """The latent space. A memory slot's key is its value too; token positions then begin at 1."""
+    elbo: ElboConfig = field(
+        default_factory=lambda: ElboConfig(free_bits=FreeBitsConfig(mode="hinge", nats=1.0))
+    )
+    """The loss."""
+    denoise_ratio: float = 0.0
+    """Share of the encoder's tokens that are hidden from it (of these 80 % are [MASK], 10 % another
+    token, 10 % as they were); what is written stays the clean text."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"objectives.optimus.weight must be finite, 0 or more, got {self.weight}."
+            )
+        if not 0 <= self.denoise_ratio < 1:
+            raise ValueError(
+                f"objectives.optimus.denoise_ratio must lie in [0, 1), got {self.denoise_ratio}."
+            )
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first token: behind the memory slot where there is one."""
+        return int(self.latent.injection != "embedding")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,10 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
     """What decides the rows of a run, and the shape of its model, as plain JSON values."""
     chosen = {name: asdict(getattr(config.objectives, name)) for name in config.objectives.chosen}
     latents = {f"objectives.{n}.latent": c["latent"] for n, c in chosen.items() if "latent" in c}
-    blanks = {f"objectives.{name}.blanks": c["blanks"] for name, c in chosen.items()}
+    encoders = {
+        f"objectives.{n}.encoder": c["encoder"] for n, c in chosen.items() if "encoder" in c
+    }
+    blanks = {f"objectives.{n}.blanks": c["blanks"] for n, c in chosen.items() if "blanks" in c}
     packing = flat({"data": {"packing": asdict(config.data.packing)}})
     return {
         "data": {
@@ -35,6 +38,7 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
             "vocab_size": vocab_size,
             "source_tokens": config.data.packing.source_tokens,
             **flat(latents),
+            **{k: v for k, v in flat(encoders).items() if not k.endswith("_prob")},
         },
     }
 

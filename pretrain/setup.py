@@ -79,7 +79,10 @@ def set_up(
     settings = _deepspeed_settings(config, world)
 
     def make_model() -> ObjectiveModel:
-        parts = parts_of(objectives, config.model, seed=config.seed)
+        parts = parts_of(
+            objectives, config.model, vocab_size=vocab_size,
+            source_tokens=packing.source_tokens, seed=config.seed,
+        )  # fmt: skip
         return ObjectiveModel(make_backbone(config, vocab_size), parts)
 
     engine = Engine(

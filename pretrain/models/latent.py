@@ -37,8 +37,11 @@ class Posterior(NamedTuple):
         return self.mu + noise_BNZ.to(self.mu.dtype) * torch.exp(0.5 * self.logvar)
 
     def kl(self) -> Tensor:
-        """KL(q || N(0, I)) of each dimension in nats: (B, N, Z)."""
-        return 0.5 * (self.mu.square() + self.logvar.exp() - self.logvar - 1.0)
+        """KL(q || N(0, I)) of each dimension in nats: (B, N, Z).
+
+        (mu^2 + e^logvar - 1 - logvar) / 2; expm1 keeps digits where the posterior is the prior.
+        """
+        return 0.5 * (self.mu.square() + (self.logvar.expm1() - self.logvar))
 
 
 class WideLinear(nn.Module):

@@ -9,16 +9,20 @@ Bowman et al. 2016; cyclical beta: Fu et al. 2019; free bits: Kingma et al. 2016
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from data_pipeline.rows import KINDS
+from kernels.visibility import Visibility
 from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig
-from pretrain.models.latent import Posterior
+from pretrain.models.backbone import Backbone
+from pretrain.models.latent import Injected, Posterior
+from pretrain.objectives.glm import kind_terms
 from pretrain.objectives.health import Health
-from pretrain.objectives.loss import LossTerm
+from pretrain.objectives.loss import LossTerm, target_losses
 
 OPTIMISED = ("reconstruction_loss", "kl_loss")
 
@@ -76,10 +80,41 @@ def by_text(
     return sums.index_add(0, place_T, values_T).view(num_rows, num_documents)
 
 
-def elbo_counts(num_targets: Tensor, num_texts: Tensor, config: ElboConfig) -> dict[str, Tensor]:
-    """What each optimised term is divided by, over the whole update."""
-    count = num_targets if config.reduction == "token" else num_texts
-    return dict.fromkeys(OPTIMISED, count)
+def elbo_counts(inputs: Mapping[str, Tensor], config: ElboConfig) -> dict[str, Tensor]:
+    """What each optimised term is divided by, over the whole update: targets or texts."""
+    counted = inputs["weights"] if config.reduction == "token" else inputs["exists"]
+    return dict.fromkeys(OPTIMISED, counted.sum().float())
+
+
+def sources_visibility(inputs: Mapping[str, Tensor]) -> Visibility:
+    """Each source sees all of itself."""
+    return Visibility(inputs["source_lo"], inputs["source_hi"], inputs["source_document"])
+
+
+def decoded_terms(
+    decoder: Backbone,
+    injected: Injected,
+    posterior: Posterior,
+    inputs: Mapping[str, Tensor],
+    config: ElboConfig,
+) -> dict[str, LossTerm]:
+    """Rows written beside what z gives them: the terms of the ELBO, and one per kind of target."""
+    hidden_BTD = decoder(
+        inputs["ids"],
+        inputs["positions"],
+        Visibility(inputs["lo"], inputs["hi"], inputs["document"]),
+        memory=injected.memory,
+        latent_embedding=injected.latent_embedding,
+    )
+    losses_N = target_losses(decoder, hidden_BTD, inputs["target_index"], inputs["targets"])
+    weighted_N, weights_N = losses_N * inputs["weights"], inputs["weights"]
+    nats_BN, weights_BN = (
+        by_text(values, inputs["target_index"], inputs["document"], inputs["exists"].shape[1])
+        for values in (weighted_N, weights_N)
+    )
+    texts = TextLosses(nats_BN, weights_BN, inputs["exists"])
+    terms = elbo_terms(posterior, texts, inputs["beta"], config)
+    return terms | kind_terms(weighted_N, weights_N, inputs["kind"])
 
 
 def elbo_terms(
@@ -94,13 +129,13 @@ def elbo_terms(
     kl_BNZ = posterior.kl()
     costs_BN = free_kl(kl_BNZ, config.free_bits) * exists
     num_targets, num_texts = texts.weights.sum(), exists.sum().to(nats.dtype)
-    counts = elbo_counts(num_targets, num_texts, config)
+    count = num_targets if config.reduction == "token" else num_texts
     lost = nats
     if config.reduction == "length_weighted":
         lost = nats / texts.weights.clamp(min=torch.finfo(nats.dtype).tiny)
         lost = torch.where(texts.weights > 0, lost, 0.0)
     optimised = (lost.sum(), (beta * costs_BN).sum())
-    terms = {name: LossTerm(v, counts[name]) for name, v in zip(OPTIMISED, optimised, strict=True)}
+    terms = {name: LossTerm(v, count) for name, v in zip(OPTIMISED, optimised, strict=True)}
     reported = {
         "reconstruction": (nats.sum(), num_targets),
         "reconstruction_text": (nats.sum(), num_texts),

@@ -57,7 +57,14 @@ class GlmObjective:
             self.blanks, special, source_tokens=source_tokens, vocab_size=vocab_size
         )
 
-    def part(self, shape: BackboneShape, generator: torch.Generator) -> None:
+    def part(
+        self,
+        shape: BackboneShape,
+        generator: torch.Generator,
+        *,
+        vocab_size: int,
+        source_tokens: int,
+    ) -> None:
         """Nothing: GLM is the backbone."""
         return
 

@@ -54,8 +54,18 @@ class Objective(Protocol):
         """How a document becomes a training row."""
         ...
 
-    def part(self, shape: BackboneShape, generator: torch.Generator) -> nn.Module | None:
-        """What it adds to a backbone of `shape`, drawn from `generator`; None adds nothing."""
+    def part(
+        self,
+        shape: BackboneShape,
+        generator: torch.Generator,
+        *,
+        vocab_size: int,
+        source_tokens: int,
+    ) -> nn.Module | None:
+        """What it adds to a backbone of `shape`, drawn from `generator`; None adds nothing.
+
+        vocab_size: rows of the token table; source_tokens: of the longest text.
+        """
         ...
 
     def inputs(self, batch: Any, update: int | None = None) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.glm_vae import GlmVaeObjective
 from pretrain.objectives.loss import Objective
+from pretrain.objectives.optimus import OptimusObjective
 
 
 def objectives_of(config: ObjectivesConfig, *, steps: int) -> list[Objective]:
@@ -18,19 +19,30 @@ def objectives_of(config: ObjectivesConfig, *, steps: int) -> list[Objective]:
     objectives: list[Objective] = [
         GlmObjective(config.glm.blanks, weight=config.glm.weight),
         GlmVaeObjective(config.glm_vae, steps=steps),
+        OptimusObjective(config.optimus, steps=steps),
     ]
     return [objective for objective in objectives if objective.weight > 0]
 
 
 def parts_of(
-    objectives: Sequence[Objective], shape: BackboneShape, *, seed: int
+    objectives: Sequence[Objective],
+    shape: BackboneShape,
+    *,
+    vocab_size: int,
+    source_tokens: int,
+    seed: int,
 ) -> dict[str, nn.Module]:
     """What the objectives add to a backbone of `shape`, by their names, each drawn from a generator
     of its own: an objective more or less changes no other weight."""
     parts = {}
     for objective in objectives:
         own = mix_ints(seed, *objective.name.encode()) >> 1
-        part = objective.part(shape, torch.Generator().manual_seed(own))
+        part = objective.part(
+            shape,
+            torch.Generator().manual_seed(own),
+            vocab_size=vocab_size,
+            source_tokens=source_tokens,
+        )
         if part is not None:
             parts[objective.name] = part
     return parts

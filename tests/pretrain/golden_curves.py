@@ -38,6 +38,23 @@ OBJECTIVES: dict[str, list[str]] = {
         "--objectives.glm_vae.elbo.free_bits={mode: hinge, nats: 0.005}",
         "--objectives.glm_vae.elbo.report_every=1",
     ],
+    # Alone: an encoder of BERT's shape, a decoder of GPT-2's, part of the encoder's input hidden.
+    "optimus": [
+        "--objectives.glm.weight=0",
+        "--objectives.optimus.weight=1",
+        "--model.block_positions=false",
+        "--model.max_positions=65",
+        "--objectives.optimus.encoder={num_layers: 2, hidden_size: 32, num_heads: 4, mlp_size: 64, "
+        "norm_order: post, gelu: erf, token_types: 2, embedding_norm: true, block_positions: false,"
+        "dropout_prob: 0, attention_dropout_prob: 0}",
+        "--objectives.optimus.latent={size: 8, pooling: cls, injection: both}",
+        "--objectives.optimus.elbo.beta={cycles: 2}",
+        "--objectives.optimus.elbo.free_bits={mode: mask, nats: 0.005}",
+        "--objectives.optimus.elbo.reduction=length_weighted",
+        "--objectives.optimus.denoise_ratio=0.15",
+        "--optimizer.lr=0.002",
+        "--spikes.loss_deviations=0",
+    ],
 }
 
 _SUBJECTS = ["the river", "a teacher", "our house", "the old clock", "every ship", "a small bird"]

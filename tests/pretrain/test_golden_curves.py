@@ -45,7 +45,8 @@ def test_the_curve_is_the_golden_one(name: str, curves: Path) -> None:
     assert found.keys() == golden.keys()
     for tag in golden:
         assert len(golden[tag]) == 20
-        assert found[tag] == pytest.approx(golden[tag], rel=TOLERANCE), tag
+        # Small KLs are differences of numbers near 1: 1e-7 of that, one bit of fp32.
+        assert found[tag] == pytest.approx(golden[tag], rel=TOLERANCE, abs=1e-7), tag
 
 
 @pytest.mark.parametrize("name", NAMES)

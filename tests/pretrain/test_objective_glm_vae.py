@@ -17,7 +17,8 @@ from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, GlmVa
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent_shape import LatentShape, Pooling
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.glm_vae import NOISE_DRAWS, GlmVaeObjective
+from pretrain.objectives.glm_vae import GlmVaeObjective
+from pretrain.objectives.latent_inputs import NOISE_DRAWS
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import parts_of
 
@@ -37,7 +38,9 @@ def objective_of(**settings: Any) -> GlmVaeObjective:
 def model_of(objective: GlmVaeObjective, shape: BackboneShape = SHAPE) -> ObjectiveModel:
     backbone = Backbone(shape, vocab_size=64, num_positions=24)
     # Larger than the initialisation, so that documents differ by more than rounding.
-    model = ObjectiveModel(backbone, parts_of([objective], shape, seed=1))
+    model = ObjectiveModel(
+        backbone, parts_of([objective], shape, vocab_size=64, source_tokens=20, seed=1)
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6.0) if parameter.dim() > 1 else parameter.add_(0.05)

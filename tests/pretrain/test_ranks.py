@@ -65,6 +65,25 @@ VAE = (
     "--objectives.glm_vae.elbo.beta={cycles: 2, zero_ratio: 0.3, increase_ratio: 0.3}",
     "--objectives.glm_vae.elbo.free_bits={mode: hinge, nats: 0.01}",
 )
+OPTIMUS = (
+    "--objectives.glm.weight=0",
+    "--objectives.optimus.weight=1",
+    "--model.block_positions=false",
+    "--model.max_positions=65",
+    "--objectives.optimus.encoder={num_layers: 1, hidden_size: 16, num_heads: 2, norm_order: post, "
+    "gelu: erf, token_types: 2, embedding_norm: true, block_positions: false, dropout_prob: 0}",
+    "--objectives.optimus.latent={size: 6, pooling: cls, injection: both}",
+    "--objectives.optimus.elbo.beta={cycles: 2, zero_ratio: 0.3, increase_ratio: 0.3}",
+    "--objectives.optimus.elbo.free_bits={mode: mask, nats: 0.01}",
+    "--objectives.optimus.denoise_ratio=0.2",
+)
+LATENT_OPTIMUS = {
+    "optimus_reference": Case(1, 0, 8, flags=OPTIMUS),
+    "optimus_two_ranks_stage2": Case(2, 2, 4, flags=OPTIMUS),
+    "optimus_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=OPTIMUS),
+    "optimus_broken": Case(2, 3, 4, flags=(*OPTIMUS, "--stop_at_step=4")),
+    "optimus_broken, resumed": Case(2, 3, 4, flags=(*OPTIMUS, "--resume=auto")),
+}
 LATENT = {
     "vae_reference": Case(1, 0, 8, flags=VAE),
     "vae_one_rank_stage3_accumulating": Case(1, 3, 2, flags=VAE),
@@ -170,7 +189,9 @@ def curves(
     ranks_folder: Path, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Every scalar of every step, by case."""
-    return _trained(CASES | LATENT | EXTRA | SKIPS | BROKEN, ranks_folder, shards, run_ranks)
+    return _trained(
+        CASES | LATENT | LATENT_OPTIMUS | EXTRA | SKIPS | BROKEN, ranks_folder, shards, run_ranks
+    )
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +267,29 @@ def test_ranks_and_stages_agree_on_a_latent_space(
         found = found[-1:]
     assert len(reference) == (1 if tag.startswith("validation/") else STEPS)
     assert found == pytest.approx(reference, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in LATENT_OPTIMUS if n != "optimus_reference" and "," not in n]
+)
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "loss/total_nats",
+        "loss/optimus_reconstruction_nats",
+        "loss/optimus_kl_nats",
+        "optimizer/gradient_norm",
+        "validation/optimus_kl_nats",
+    ],
+)
+def test_ranks_and_stages_agree_on_two_backbones(
+    name: str, tag: str, curves: dict[str, list[dict[str, float]]]
+) -> None:
+    reference = _scalar(curves["optimus_reference"], tag)
+    found = _scalar(curves[name], tag)[-len(reference) :]
+    assert len(reference) == (1 if tag.startswith("validation/") else STEPS)
+    # KL begins at 2e-4 nats, a difference of numbers near 1 in fp32.
+    assert found == pytest.approx(reference, rel=1e-5, abs=2e-7)
 
 
 def test_beta_runs_through_its_cycles(curves: dict[str, list[dict[str, float]]]) -> None:
