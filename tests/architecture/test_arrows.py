@@ -77,7 +77,7 @@ def test_libraries_stay_in_their_files(repository: Path) -> None:
             "imports transformers",
         ),
         (
-            "data_pipeline/tokenizer.py",
+            "data_pipeline/transformers_folder.py",
             "import transformers",
             "imports transformers outside a function",
         ),
