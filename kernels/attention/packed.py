@@ -24,7 +24,7 @@ from kernels.visibility import Visibility
 # In pairs of query and key, whose time on a CPU is the unit (54 ns, 4 heads 64 wide):
 TOKEN_COST = 100  # gathering a token's q, k, v and output, and their gradients
 CALL_COST = 4000  # one more call of SDPA
-WORTH_IT = 0.75  # grouped cost / cost of whole rows, below which documents are grouped
+WORTH_IT = 0.9  # grouped cost / cost of whole rows, below which documents are grouped
 LENGTH_RATIO = 1.25  # longest / shortest document of a group
 
 

@@ -30,7 +30,7 @@ def contestants(case: AttentionCase, device: str, *, with_flex: bool) -> dict[st
         "ours": partial(_attend, latent_memory_attention, visibility),
         "SDPA with mask": partial(_attend, sdpa.whole_rows, visibility),
         "SDPA causal, no slots": _causal,
-        "eager": partial(_attend, reference.latent_memory_attention, visibility),
+        "eager": _reference(visibility),
     }
     if scores > MAX_EAGER_SCORES:
         found["eager"] = "its scores would take more than 8 GiB"
@@ -40,6 +40,10 @@ def contestants(case: AttentionCase, device: str, *, with_flex: bool) -> dict[st
             found["FlexAttention"] = _flex(case, visibility)
         found["two varlen calls"] = _two_calls(case, device)
     return found
+
+
+def _reference(visibility: Visibility) -> Attention:
+    return partial(_attend, reference.latent_memory_attention, visibility)
 
 
 def _attend(op: Callable[..., Tensor], visibility: Visibility, q, k, v, latent_k, latent_v):

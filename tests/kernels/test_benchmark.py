@@ -1,5 +1,7 @@
 """The benchmark counts what is seen, leaves out what cannot be had, and measures nothing on red."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -66,3 +68,41 @@ def test_red_tests_are_shown_and_nothing_is_measured(monkeypatch, capsys):
         command.main()
     assert ended.value.code == 1
     assert "1 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_slots", [0, 2])
+def test_the_block_mask_of_flex_attention_shows_what_the_visibility_shows(monkeypatch, num_slots):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(contestants, "_compiled_flex", lambda: flex_attention)
+    case = AttentionCase(2, 24, 2, 16, "4 documents", num_slots)
+    tensors, _ = measure.inputs(case, "cpu")
+    tensors = [t.detach() for t in tensors]
+    visibility = case.visibility("cpu")
+    out = contestants._flex(case, visibility)(*tensors)
+    assert torch.allclose(out, contestants._reference(visibility)(*tensors), atol=1e-5)
+
+
+def test_two_calls_over_prefixes_and_the_rest_give_the_whole(monkeypatch):
+    """With a plain loop over documents in the place of varlen_attn, which wants a GPU."""
+    from torch.nn.attention import varlen
+
+    def loop(q, k, v, starts_q, starts_k, max_q, max_k, *, window_size=(-1, -1)):
+        out = torch.empty_like(q)
+        bounds = (starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:])
+        for a, b, c, d in zip(*bounds, strict=True):
+            heads = [t[None].transpose(1, 2) for t in (q[a:b], k[c:d], v[c:d])]
+            mask = torch.ones(b - a, d - c, dtype=torch.bool)
+            if window_size == (-1, 0):
+                mask = mask.tril(diagonal=int((d - c) - (b - a)))
+            found = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
+            out[a:b] = found.transpose(1, 2)[0]
+        return out
+
+    loop.__signature__ = inspect.signature(varlen.varlen_attn)
+    monkeypatch.setattr(varlen, "varlen_attn", loop)
+    case = AttentionCase(2, 24, 2, 16, "4 documents", 0)
+    tensors = [t.detach() for t in measure.inputs(case, "cpu")[0]]
+    out = contestants._two_calls(case, "cpu")(*tensors)
+    expected = contestants._reference(case.visibility("cpu"))(*tensors)
+    assert torch.allclose(out, expected, atol=1e-5)

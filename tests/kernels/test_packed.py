@@ -83,7 +83,7 @@ def test_documents_of_a_group_are_filled_up_by_at_most_a_quarter(packed):
 
 @pytest.mark.parametrize(
     ("length", "num_tokens", "expected"),
-    [(30, 1152, True), (100, 1152, True), (30, 128, False), (128, 128, False), (1000, 1152, False)],
+    [(30, 1152, True), (100, 1152, True), (30, 128, False), (128, 128, False), (1100, 1152, False)],
 )
 def test_rows_are_taken_apart_where_it_pays(packed, length, num_tokens, expected):
     visibility = packed([[(length, 10)] * (num_tokens // length)] * 4, num_tokens)
