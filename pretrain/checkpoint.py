@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -72,9 +73,8 @@ def save(
     needed = _needed_bytes(engine)
 
     _attempt(world, partial, lambda: _begin(root, partial, needed) if world.leads else None)
-    weights = _attempt(world, partial, lambda: _write_weights(engine, partial / WEIGHTS))
-    entry = _attempt(world, partial, lambda: optimizer_state.write(engine, partial / mine))
-    files = dict(world.gather((mine, entry)))
+    own, weights = _attempt(world, partial, lambda: _write_files(engine, partial, mine))
+    files = dict(world.gather((mine, own)))
     files[WEIGHTS] = world.broadcast(weights)
     manifest = Manifest(FORMAT, update, world.world_size, state, _versions(), files)
     _attempt(world, partial, lambda: _complete(partial, final, manifest) if world.leads else None)
@@ -124,6 +124,23 @@ def _begin(root: Path, partial: Path, needed_bytes: int) -> None:
             errno.ENOSPC, f"it takes {needed_bytes:,} bytes, and {free_bytes:,} are free", str(root)
         )
     partial.mkdir()
+
+
+def _write_files(
+    engine: Engine, partial: Path, mine: str
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Write the optimizer's state of this rank and, on rank 0, the weights; their entries.
+
+    At once: the disk takes the one while the other is gathered. One after the other where ZeRO
+    swaps its state in and out meanwhile.
+    """
+    if not optimizer_state.stays_in_memory(engine):
+        own = optimizer_state.write(engine, partial / mine)
+        return own, _write_weights(engine, partial / WEIGHTS)
+    with ThreadPoolExecutor(1) as beside:
+        later = beside.submit(optimizer_state.write, engine, partial / mine)
+        weights = _write_weights(engine, partial / WEIGHTS)
+        return later.result(), weights
 
 
 def _write_weights(engine: Engine, path: Path) -> dict[str, Any] | None:

@@ -76,6 +76,11 @@ def fragments(engine: Engine, *, changed: bool = False) -> Iterator[list[Fragmen
             yield [_fragment(place, inner) for place in places]
 
 
+def stays_in_memory(engine: Engine) -> bool:
+    """Whether all that this rank holds lies in memory between updates, and nothing on NVMe."""
+    return all(place.swapped is None for place in _places(engine))
+
+
 def _inner(engine: Engine) -> torch.optim.AdamW:
     optimizer: Any = engine.deepspeed.optimizer
     return optimizer if engine.stage == 0 else optimizer.optimizer

@@ -21,7 +21,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-_BLOCK_BYTES = 1 << 20  # stays in the cache between reading, hashing and copying
+_BLOCK_BYTES = 1 << 20  # stays in the processor's cache while it is hashed and copied
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]  # name -> dtype and shape, in file order
 
@@ -63,8 +63,10 @@ class TensorWriter:
             assert self._path.is_file()
 
     def _put(self, data: bytes | memoryview) -> None:
-        self._digest.update(data)
-        self._file.write(data)
+        for start in range(0, len(data), _BLOCK_BYTES):
+            block = data[start : start + _BLOCK_BYTES]
+            self._digest.update(block)
+            self._file.write(block)
         self._size_bytes += len(data)
 
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.ranks
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 WORKER = str(Path(__file__).parent / "train_cases.py")
+FROZEN = str(Path(__file__).parent / "frozen_cases.py")
 STEPS, HALF = 8, 4
 Run = Callable[..., list[int]]
 Rows = list[dict[str, float]]
@@ -38,10 +39,17 @@ class Case:
 
 OPTIMIZER_ON_CPU = {"offload_optimizer": {"device": "cpu"}}
 ALL_ON_CPU = {**OPTIMIZER_ON_CPU, "offload_param": {"device": "cpu"}}
+BEST = (
+    "--evaluation.every_steps=1",
+    "--checkpoints.every_steps=1",
+    "--checkpoints.keep_last=1",
+    "--checkpoints.keep_best=2",
+    "--optimizer.lr=0.3",  # so high that the held-out loss goes up and down
+)
 BF16 = ("--precision=bf16",)
 # In the order of launches: each case may go on from those before it.
 LAUNCHES = [
-    {"one_3": Case(1, 3)},
+    {"one_3": Case(1, 3), "best": Case(1, 3, flags=BEST)},
     {
         "two_3": Case(2, 3),
         "two_1": Case(2, 1),
@@ -141,13 +149,17 @@ def _trained(
 
 
 @pytest.fixture(scope="module")
-def curves(
-    tmp_path_factory: pytest.TempPathFactory, shards: Path, tiny: Path, run_ranks: Run
-) -> dict[str, Rows]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of `curves` lie."""
+    return tmp_path_factory.mktemp("elastic")
+
+
+@pytest.fixture(scope="module")
+def curves(folder: Path, shards: Path, tiny: Path, run_ranks: Run) -> dict[str, Rows]:
     """Every scalar of every step, by case."""
     one, two, one_again = LAUNCHES
     launches = [one, two | {"tiny": Case(2, 3, flags=(f"--data.shards={tiny}",))}, one_again]
-    return _trained(launches, tmp_path_factory.mktemp("elastic"), shards, run_ranks)
+    return _trained(launches, folder, shards, run_ranks)
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +195,22 @@ def test_another_number_of_ranks_continues_the_curve(name: str, curves: dict[str
 def test_bf16_goes_on_bit_for_bit(curves: dict[str, Rows]) -> None:
     for tag in ("loss/total_nats", "optimizer/gradient_norm"):
         assert _later(curves["two_1_bf16_again"], tag) == _later(curves["two_1_bf16"], tag)
+
+
+def test_the_best_and_the_last_checkpoints_stay(folder: Path, curves: dict[str, Rows]) -> None:
+    nats = {r["step"]: v for r in curves["best"] if (v := r.get("validation/glm_total_nats"))}
+    assert len(nats) == STEPS
+    best = sorted(nats, key=lambda step: (nats[step], -step))[:2]
+    kept = [int(p.name[-8:]) for p in (folder / "best" / "checkpoints").glob("step-*")]
+    assert sorted(kept) == sorted({STEPS, *best})
+
+
+def test_what_is_not_trained_comes_back_too(tmp_path: Path, run_ranks: Run) -> None:
+    run_ranks(2, [FROZEN, str(tmp_path)], tmp_path / "log")
+    for saved, before, loaded, losses in json.loads((tmp_path / "found.json").read_text()).values():
+        assert before != saved
+        assert loaded == saved
+        assert losses[0] == losses[1]
 
 
 def test_fewer_rows_than_ranks_never_hang(curves: dict[str, Rows]) -> None:

@@ -1,7 +1,10 @@
 """pretrain/retention.py: the last, every n-th and the best checkpoints stay."""
 
+from pathlib import Path
+
 import pytest
 
+from pretrain.cli import parse_train
 from pretrain.retention import Retention, kept
 
 # step -> held-out loss; best are 30, then 20, then 40 (equal to 50, which is later)
@@ -28,6 +31,24 @@ def test_any_rule_keeps_a_checkpoint(rules: Retention, stay: set[int]) -> None:
 
 def test_without_a_held_out_loss_only_the_newest_stay() -> None:
     assert kept({10: None, 20: None}, Retention(keep_last=1, keep_best=2)) == {20}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--checkpoints.keep_best=1", "--evaluation.every_steps=3"), "must be a multiple of"),
+        (("--checkpoints.keep_best=1", "--evaluation.every_steps=0"), "which must not be 0"),
+        (("--checkpoints.keep_every=-1",), "keep_every must be 0 or more, got -1"),
+        (("--checkpoints.keep_last=0",), "keep_last must be at least 1, got 0"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(
+    flags: tuple[str, ...], said: str, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(repository / "launch" / "recipes" / "debug.yaml")
+    with pytest.raises(SystemExit):
+        parse_train(["--config", recipe, *flags])
+    assert said in capsys.readouterr().err
 
 
 def test_the_rules_say_what_they_are() -> None:
