@@ -135,8 +135,8 @@ def _write_files(
     swaps its state in and out meanwhile.
     """
     if not optimizer_state.stays_in_memory(engine):
-        own = optimizer_state.write(engine, partial / mine)
-        return own, _write_weights(engine, partial / WEIGHTS)
+        weights = _write_weights(engine, partial / WEIGHTS)
+        return optimizer_state.write(engine, partial / mine), weights
     with ThreadPoolExecutor(1) as beside:
         later = beside.submit(optimizer_state.write, engine, partial / mine)
         weights = _write_weights(engine, partial / WEIGHTS)
