@@ -22,7 +22,7 @@ from pretrain.cli import parse_train
 from pretrain.train import run_in
 from pretrain.world import join_world
 
-LONGEST_LIFE_S = 300.0
+LONGEST_LIFE_S = 1800.0
 LATE_S = 0.6
 
 

@@ -51,7 +51,7 @@ def test_killed_again_and_again(
     command = [sys.executable, WORKER, str(tmp_path), str(tmp_path / "plan.json")]
     environment = environments(1)[0]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=1500, check=False
+        command, env=environment, capture_output=True, text=True, timeout=5400, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lives: list[dict[str, Any]] = json.loads((tmp_path / "found.json").read_text())
