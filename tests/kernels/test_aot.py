@@ -104,3 +104,13 @@ def test_the_source_compiles_on_other_tritons(repository, tmp_path, version):
     )
     assert done.returncode == 0, done.stderr
     assert f"triton {version}" in done.stdout
+
+
+def test_the_page_has_a_line_for_every_kernel(repository):
+    from kernels.aot.__main__ import BEGIN, END
+    from kernels.aot.catalog import all_kernels
+
+    page = (repository / "docs" / "kernels.md").read_text(encoding="utf-8")
+    table = page.partition(BEGIN)[2].partition(END)[0]
+    names = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
+    assert names[2:] == list(all_kernels())  # below the heads and the rule
