@@ -3,7 +3,7 @@
 `python kill_cases.py FOLDER PLAN.json` with PLAN {"ranks", "kills", "seed", "arguments"}: what an
 unbroken training and one under kill -9 are started with. Torch and DeepSpeed are imported once;
 each life is a fork from before any of their threads, and its death is a real SIGKILL: one in five
-while it starts or loads, the others within LATE_S of its first step, which it saves.
+while it starts or loads, the others within LATE_S of its first step or while it saves.
 """
 
 import json
@@ -58,7 +58,14 @@ def _wait(log: Path, pids: list[int], rng: random.Random) -> None:
         assert time.monotonic() - born_at < LONGEST_LIFE_S, "a life without a step"
         assert not any(_has_ended(pid) for pid in pids), "a life ended before its first step"
         time.sleep(0.005)
-    time.sleep(rng.uniform(0.0, LATE_S))
+    if rng.random() < 0.5:
+        time.sleep(rng.uniform(0.0, LATE_S))
+        return
+    saves = log.parent.parent / "checkpoints"
+    while not any(saves.glob("*.partial")):
+        assert time.monotonic() - born_at < LONGEST_LIFE_S, "a life without a save"
+        assert not any(_has_ended(pid) for pid in pids), "a life ended before it saved again"
+    time.sleep(rng.uniform(0.0, 0.02))
 
 
 def _said(log: Path) -> bytes:
