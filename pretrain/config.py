@@ -315,6 +315,11 @@ class Config:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}.")
         for name in ("glm", "glm_vae"):
             self._check_sentinels(name)
+        if self.evaluation.texts and "glm" not in self.objectives.chosen:
+            raise ValueError(
+                "evaluation.texts are filled by what objectives.glm learns, whose weight is 0. "
+                "Leave out the texts, or set objectives.glm.weight above 0."
+            )
         optimus, longest = self.objectives.optimus, self.data.packing.source_tokens
         reach = self.model.max_positions or longest
         if optimus.weight > 0 and reach < longest + optimus.first_position:

@@ -62,11 +62,11 @@ class Engine:
         optimizer: OptimizerConfig,
         settings: dict[str, Any],
         world: World,
-        first_weights: Callable[[str], torch.Tensor] | None = None,
+        first_weights: Callable[[str], torch.Tensor | None] | None = None,
         gathered_whole: Sequence[type[nn.Module]] = (),
     ) -> None:
         """first_weights(name): called on rank 0 alone, the weights to begin with; None leaves them
-        as make_model drew them.
+        as make_model drew them, and so are the rows of a table behind those that it gives.
 
         gathered_whole: modules whose parameters stage 3 gathers and releases together, in one
         collective and under one pair of hooks, instead of part by part.
@@ -97,7 +97,7 @@ class Engine:
         _use_timeout(world.timeout_s)
 
     @torch.no_grad()
-    def _begin_with(self, model: nn.Module, weight: Callable[[str], torch.Tensor]) -> None:
+    def _begin_with(self, model: nn.Module, weight: Callable[[str], torch.Tensor | None]) -> None:
         """Copy weights from rank 0 to all, one parameter at a time.
 
         Before deepspeed.initialize, which makes its fp32 copies of what it finds, and at the stages
@@ -107,8 +107,9 @@ class Engine:
             with deepspeed.zero.GatheredParameters(
                 [parameter], modifier_rank=0, enabled=self.stage == 3
             ):
-                if self.world.leads:
-                    parameter.copy_(weight(name))
+                value = weight(name) if self.world.leads else None
+                if value is not None:
+                    parameter[: len(value)].copy_(value)
 
     def forward(self, *args: Any) -> Any:
         """The module's outputs for `args`, with parameters gathered as they are needed."""

@@ -77,6 +77,11 @@ def export(
 def _write(run: RunFolder, saved: Path, folder: Path, settings: ExportSettings) -> int:
     """Everything that an exported folder holds; the number of shards."""
     config, manifest = config_from_yaml(run.config), read_manifest(saved)
+    if config.objectives.chosen != ["glm"]:
+        raise ValueError(
+            f"{run.path} has learned {', '.join(config.objectives.chosen)}, and what is exported "
+            "so far fills blanks alone. Only runs of objectives.glm can be exported."
+        )
     weights = WeightFiles.open([checked_weights(saved)])
     positions = num_positions(config.model, config.data.packing.source_tokens)
     empty_model(weights, config.model, num_positions=positions, source=saved)

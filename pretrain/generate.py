@@ -45,6 +45,11 @@ def load_run(folder: Path, step: int | None = None) -> TrainedRun:
         return exported.load(folder)
     run = RunFolder(folder)
     config = config_from_yaml(run.config)
+    if "glm" not in config.objectives.chosen:
+        raise ValueError(
+            f"{folder} has not learned to fill blanks, but {', '.join(config.objectives.chosen)}. "
+            "Give a run with objectives.glm.weight above 0."
+        )
     saved = choose(folder, step)
     backbone = backbone_of(
         WeightFiles.open([checked_weights(saved)]),

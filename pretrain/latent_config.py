@@ -61,6 +61,35 @@ class FreeBitsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlarmConfig:
+    """What is done about a latent space that says nothing (posterior collapse), as the held-out
+    texts tell at every evaluation. Thresholds of 0 watch nothing."""
+
+    active_units: int = 0
+    """Fewer active units than so many are a collapse."""
+    mi_ratio: float = 0.0
+    """Mutual information below this share of its ceiling log N is one too."""
+    evaluations: int = 3
+    """So many of them in a row raise the alarm."""
+    action: Literal["warn", "stop", "raise_free_bits"] = "warn"
+    """warn: a line in the log, at each further evaluation again; stop: the run ends; its last
+    checkpoint stays; raise_free_bits: free_bits.nats grow by raise_nats and the count begins
+    anew."""
+    raise_nats: float = 0.1
+    """By how much, each time."""
+
+    def __post_init__(self) -> None:
+        if self.active_units < 0:
+            raise ValueError(f"alarm.active_units must be 0 or more, got {self.active_units}.")
+        if not 0 <= self.mi_ratio <= 1:
+            raise ValueError(f"alarm.mi_ratio must lie in [0, 1], got {self.mi_ratio}.")
+        if self.evaluations < 1:
+            raise ValueError(f"alarm.evaluations must be at least 1, got {self.evaluations}.")
+        if not 0 < self.raise_nats < math.inf:
+            raise ValueError(f"alarm.raise_nats must be above 0, got {self.raise_nats}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ElboConfig:
     """How reconstruction and KL become one loss."""
 
@@ -68,6 +97,8 @@ class ElboConfig:
     """Factor of the KL term."""
     free_bits: FreeBitsConfig = field(default_factory=FreeBitsConfig)
     """KL that costs nothing."""
+    alarm: AlarmConfig = field(default_factory=AlarmConfig)
+    """What is done about a collapse."""
     reduction: Literal["token", "text", "length_weighted"] = "text"
     """What is divided by what. text: the mean over texts of reconstruction + beta KL (Optimus);
     token: the same sum divided by the number of targets, on the scale of a language model's loss;
@@ -88,6 +119,11 @@ class ElboConfig:
                 raise ValueError(
                     f"elbo.{name} must be at least {least}, got {getattr(self, name)}."
                 )
+        if self.alarm.action == "raise_free_bits" and self.free_bits.mode == "none":
+            raise ValueError(
+                "elbo.alarm.action: raise_free_bits needs free bits to raise: set "
+                "elbo.free_bits.mode to hinge, mask or total."
+            )
 
 
 # BERT-base, cased or not (Devlin et al. 2019).
@@ -118,6 +154,11 @@ class OptimusConfig:
         default_factory=lambda: ElboConfig(free_bits=FreeBitsConfig(mode="hinge", nats=1.0))
     )
     """The loss."""
+    encoder_from: str | None = None
+    """Transformers folder of a BERT whose weights the encoder begins with, pooler included; its
+    vocabulary must be the shards'. A relative path counts from the caller's folder."""
+    decoder_from: str | None = None
+    """Transformers folder of a GPT-2 whose weights the backbone begins with, likewise."""
     denoise_ratio: float = 0.0
     """Share of the encoder's tokens that are hidden from it (of these 80 % are [MASK], 10 % another
     token, 10 % as they were); what is written stays the clean text."""

@@ -22,6 +22,7 @@ from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.corpora import Corpora, Corpus
 from pretrain.engine import Engine
+from pretrain.imported import imported_weights
 from pretrain.judge import Judge
 from pretrain.models.backbone import Backbone, Layer, decays, num_positions
 from pretrain.models.shape import padded_vocabulary
@@ -131,23 +132,38 @@ def _first_weights(
     start: Start,
     world: World,
     make_model: Callable[[], ObjectiveModel],
-) -> Callable[[str], torch.Tensor] | None:
-    """How rank 0 reads each weight that --init-from begins with; None: as they are drawn."""
-    if start.init_from is None:
+) -> Callable[[str], torch.Tensor | None] | None:
+    """How rank 0 reads each weight that --init-from or the recipe begins with; None: as they are
+    drawn."""
+    optimus = config.objectives.optimus
+    imports = optimus.weight > 0 and (optimus.encoder_from or optimus.decoder_from)
+    if start.init_from is None and not imports:
         return None
-    source, error = None, None
+    read, error = _only_rank_0_reads, None
     if world.leads:
         try:
-            source = open_source(start.init_from, start.resume, folder.checkpoints)
             with torch.device("meta"):
                 needed = shapes_of(make_model())
-            vocabulary = None if config.data.allow_other_data else shards.tokenizer().fingerprint
-            check_source(source, needed, vocabulary)
-            logger.info("weights to begin with: %s", source.path)
+            if start.init_from is None:
+                read = imported_weights(config, needed).get
+                froms = (optimus.encoder_from, optimus.decoder_from)
+                logger.info("weights to begin with: %s", " and ".join(f for f in froms if f))
+            elif imports:
+                raise ValueError(
+                    f"--init-from {start.init_from} and objectives.optimus.encoder_from or "
+                    "decoder_from are two beginnings. Leave out one of them."
+                )
+            else:
+                source = open_source(start.init_from, start.resume, folder.checkpoints)
+                other_words = config.data.allow_other_data
+                vocabulary = None if other_words else shards.tokenizer().fingerprint
+                check_source(source, needed, vocabulary)
+                logger.info("weights to begin with: %s", source.path)
+                read = source.weights.tensor
         except ValueError as problem:
             error = str(problem)
     world.agree(error)
-    return source.weights.tensor if source else _only_rank_0_reads
+    return read
 
 
 def _only_rank_0_reads(name: str) -> torch.Tensor:
@@ -191,6 +207,9 @@ def _restored(setup: Setup, found: Path) -> Setup:
     positions = setup.positions | world.together(lambda: resume.positions(manifest))
     judged = manifest.state.get("judge", {})
     world.together(lambda: setup.judge.restore(judged, manifest.update))
+    for objective in setup.objectives:
+        if objective.alarm:
+            objective.alarm.restore(manifest.state.get("alarms", {}).get(objective.name, {}))
     checkpoint.load(setup.engine, found)
     logger.info("resumed from %s: step %d is done", found, manifest.update)
     return replace(setup, step=manifest.update, positions=positions)

@@ -21,6 +21,7 @@ from pretrain.evaluate.held_out import held_out_nats, mean_nats
 from pretrain.evaluate.latent import held_out_latents
 from pretrain.evaluate.samples import filled_texts
 from pretrain.metrics import Metrics
+from pretrain.mistakes import AgreedError
 from pretrain.objectives.loss import Objective
 from pretrain.retention import Retention
 from pretrain.run_folder import RunFolder
@@ -226,6 +227,14 @@ def report_latents(setup: Setup, step: int, metrics: Metrics | None) -> None:
             tag = f"validation/{objective.name}"
             metrics.evaluation(step, {f"{tag}_{n}": value for n, value in found.scalars.items()})
             metrics.histogram(step, f"{tag}_kl_by_dimension_nats", found.kl_by_dimension)
+        if objective.alarm and found and (said := objective.alarm.note(found.scalars)):
+            if objective.alarm.stops:
+                raise AgreedError(
+                    f"step {step}, {objective.name}: {said}. The run ends, as "
+                    "elbo.alarm.action: stop asks for; its checkpoints stay."
+                )
+            if metrics:
+                logger.warning("step %d, %s: %s", step, objective.name, said)
 
 
 def held_out_batches(setup: Setup, corpus: Corpus) -> dict[str, Iterator[Batch]]:
@@ -275,7 +284,8 @@ def save(
             setup.folder.checkpoints,
             update=step,
             state=resume.state(identity_of(setup), positions, held_out)
-            | {"judge": setup.judge.state(step)},
+            | {"judge": setup.judge.state(step)}
+            | {"alarms": {o.name: o.alarm.state() for o in setup.objectives if o.alarm}},
             retention=Retention(rules.keep_last, rules.keep_every, rules.keep_best),
         )
     except checkpoint.DiskFullError as problem:

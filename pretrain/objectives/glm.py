@@ -20,6 +20,7 @@ from data_pipeline.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from kernels.visibility import Visibility
 from pretrain.models.shape import BackboneShape
+from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health
 from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
 
@@ -44,6 +45,7 @@ class GlmObjective:
     optimised: tuple[str, ...] = ("total",)
     backbone_calls = 1
     health: Health | None = None
+    alarm: CollapseAlarm | None = None
 
     def __init__(self, blanks: BlankConfig, *, weight: float = 1.0) -> None:
         self.blanks = blanks

@@ -10,6 +10,7 @@ Terms: see elbo.py, and the nats a target by kind of blank. This is ours; docs/o
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 
 from data_pipeline.special import SpecialIds
 from data_pipeline.transforms.blank import BlankTransform
-from pretrain.latent_config import GlmVaeConfig
+from pretrain.latent_config import ElboConfig, FreeBitsConfig, GlmVaeConfig
 from pretrain.models.latent import Injector, LatentHead
 from pretrain.models.shape import BackboneShape
+from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.elbo import (
     OPTIMISED,
     beta,
@@ -57,6 +59,7 @@ class GlmVaeObjective:
         """steps: updates of the run, which the schedule of beta follows."""
         self.config, self.weight, self.steps = config, config.weight, steps
         self.health: Health | None = Health(config.elbo.window)
+        self.alarm: CollapseAlarm | None = CollapseAlarm(config.elbo.alarm)
 
     def transform(
         self, special: SpecialIds, *, source_tokens: int, vocab_size: int
@@ -88,6 +91,14 @@ class GlmVaeObjective:
         latent = latent_inputs(batch, size=self.config.latent.size, config=elbo, factor=factor)
         return {**glm_inputs(batch), **latent}
 
+    def elbo(self, *, is_training: bool) -> ElboConfig:
+        """The loss as it stands now: the alarm may have raised the free bits; an evaluation has
+        none."""
+        elbo = self.config.elbo
+        assert self.alarm is not None
+        free_bits = self.alarm.raised(elbo.free_bits) if is_training else FreeBitsConfig()
+        return replace(elbo, free_bits=free_bits)
+
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Targets or texts, by the reduction."""
         return elbo_counts(inputs, self.config.elbo)
@@ -106,13 +117,8 @@ class GlmVaeObjective:
         self.health.note(
             posterior, z_BNZ, inputs["exists"], inputs["text_kind"], is_training=model.training
         )
-        return decoded_terms(
-            model.backbone,
-            part.injector(z_BNZ, read_BTD.dtype),
-            posterior,
-            inputs,
-            self.config.elbo,
-        )
+        injected, elbo = part.injector(z_BNZ, read_BTD.dtype), self.elbo(is_training=model.training)
+        return decoded_terms(model.backbone, injected, posterior, inputs, elbo)
 
     def scalars(self, update: int) -> dict[str, float]:
         """See elbo_scalars."""

@@ -28,6 +28,7 @@ from data_pipeline.protocols import Transform
 from data_pipeline.special import SpecialIds
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
+from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health
 
 
@@ -49,6 +50,7 @@ class Objective(Protocol):
     optimised: tuple[str, ...]  # the terms whose sum / count are minimised; the others are reports
     backbone_calls: int  # passes through the backbone in one forward pass
     health: Health | None  # of its latent space, where it has one
+    alarm: CollapseAlarm | None  # of the same
 
     def transform(self, special: SpecialIds, *, source_tokens: int, vocab_size: int) -> Transform:
         """How a document becomes a training row."""

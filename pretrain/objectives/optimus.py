@@ -8,6 +8,7 @@ whose key is its value too, as what is added to every token's embedding, or both
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from data_pipeline.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
-from pretrain.latent_config import OptimusConfig
+from pretrain.latent_config import ElboConfig, FreeBitsConfig, OptimusConfig
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent import Injector, LatentHead
 from pretrain.models.shape import BackboneShape
+from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.elbo import (
     OPTIMISED,
     beta,
@@ -72,6 +74,7 @@ class OptimusObjective:
         """steps: updates of the run, which the schedule of beta follows."""
         self.config, self.weight, self.steps = config, config.weight, steps
         self.health: Health | None = Health(config.elbo.window)
+        self.alarm: CollapseAlarm | None = CollapseAlarm(config.elbo.alarm)
 
     def transform(
         self, special: SpecialIds, *, source_tokens: int, vocab_size: int
@@ -109,6 +112,14 @@ class OptimusObjective:
         latent = latent_inputs(batch, size=self.config.latent.size, config=elbo, factor=factor)
         return {**glm_inputs(batch), **latent}
 
+    def elbo(self, *, is_training: bool) -> ElboConfig:
+        """The loss as it stands now: the alarm may have raised the free bits; an evaluation has
+        none."""
+        elbo = self.config.elbo
+        assert self.alarm is not None
+        free_bits = self.alarm.raised(elbo.free_bits) if is_training else FreeBitsConfig()
+        return replace(elbo, free_bits=free_bits)
+
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Targets or texts, by the reduction."""
         return elbo_counts(inputs, self.config.elbo)
@@ -127,8 +138,8 @@ class OptimusObjective:
         self.health.note(
             posterior, z_BNZ, inputs["exists"], inputs["text_kind"], is_training=model.training
         )
-        injected = part.injector(z_BNZ, read_BTD.dtype)
-        return decoded_terms(model.backbone, injected, posterior, inputs, self.config.elbo)
+        injected, elbo = part.injector(z_BNZ, read_BTD.dtype), self.elbo(is_training=model.training)
+        return decoded_terms(model.backbone, injected, posterior, inputs, elbo)
 
     def scalars(self, update: int) -> dict[str, float]:
         """See elbo_scalars."""

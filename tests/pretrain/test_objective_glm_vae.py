@@ -246,3 +246,13 @@ def test_beta_of_a_step_is_a_function_of_the_applied_updates():
     assert objective.scalars(30) == {"beta": pytest.approx(0.4)}
     model_of(objective)(objective, objective.inputs(batch, 50))
     assert objective.scalars(50).keys() >= {"beta", "active_units", "mutual_information_nats"}
+
+
+def test_a_held_out_loss_is_the_negative_elbo():
+    """Beta 1 and no free bits, whatever the schedule and the recipe say."""
+    elbo = ElboConfig(reduction="text", free_bits=FreeBitsConfig(mode="hinge", nats=3.0))
+    objective = objective_of(elbo=elbo)
+    model, batch = model_of(objective), batch_of(objective)
+    terms = model.eval()(objective, objective.inputs(batch))
+    assert terms["kl_loss"].sum == terms["kl"].sum
+    assert model.train()(objective, objective.inputs(batch))["kl_loss"].sum > terms["kl"].sum

@@ -65,6 +65,12 @@ VAE = (
     "--objectives.glm_vae.elbo.beta={cycles: 2, zero_ratio: 0.3, increase_ratio: 0.3}",
     "--objectives.glm_vae.elbo.free_bits={mode: hinge, nats: 0.01}",
 )
+# Six dimensions of which seven should be active: every evaluation raises the alarm.
+ALARM = (
+    "--evaluation.every_steps=2",
+    "--objectives.glm_vae.elbo.alarm={active_units: 7, evaluations: 1, action: raise_free_bits, "
+    "raise_nats: 0.5}",
+)
 OPTIMUS = (
     "--objectives.glm.weight=0",
     "--objectives.optimus.weight=1",
@@ -96,6 +102,8 @@ LATENT = {
     "vae_broken": Case(2, 3, 4, flags=(*VAE, "--stop_at_step=4")),
     "vae_broken, resumed": Case(2, 3, 4, flags=(*VAE, "--resume=auto")),
     "vae_bf16": Case(2, 3, 4, flags=(*VAE, "--precision=bf16")),
+    "vae_alarm": Case(2, 3, 4, flags=(*VAE, *ALARM, "--stop_at_step=4")),
+    "vae_alarm, resumed": Case(2, 3, 4, flags=(*VAE, *ALARM, "--resume=auto")),
 }
 DROPOUT = ("--model.dropout_prob=0.2", "--model.attention_dropout_prob=0.2")
 EXTRA = {
@@ -239,7 +247,8 @@ def test_held_out_loss_agrees(name: str, curves: dict[str, list[dict[str, float]
     assert _scalar(curves[name], "validation/glm_total_nats") == pytest.approx(reference, rel=1e-5)
 
 
-SAME = [n for n in LATENT if n not in ("vae_reference", "vae_bf16") and "," not in n]
+SAME = [n for n in LATENT if n.removeprefix("vae_") not in ("reference", "bf16", "alarm")]
+SAME = [n for n in SAME if "," not in n]
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -290,6 +299,15 @@ def test_ranks_and_stages_agree_on_two_backbones(
     assert len(reference) == (1 if tag.startswith("validation/") else STEPS)
     # KL begins at 2e-4 nats, a difference of numbers near 1 in fp32.
     assert found == pytest.approx(reference, rel=1e-5, abs=2e-7)
+
+
+def test_the_collapse_alarm_raises_free_bits_through_a_resume(
+    curves: dict[str, list[dict[str, float]]],
+) -> None:
+    """KL is below the threshold in all six dimensions, so that the hinge gives 6 x nats."""
+    free = _scalar(curves["vae_alarm"], "loss/glm_vae_kl_free_nats")
+    assert free[2:] == pytest.approx([6 * 0.51] * 2 + [6 * 1.01] * 2, rel=1e-6)
+    assert free[0] < 0.2
 
 
 def test_beta_runs_through_its_cycles(curves: dict[str, list[dict[str, float]]]) -> None:

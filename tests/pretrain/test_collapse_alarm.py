@@ -1,0 +1,68 @@
+"""The collapse alarm counts evaluations in a row and does what the recipe says."""
+
+import pytest
+
+from pretrain.latent_config import AlarmConfig, ElboConfig, FreeBitsConfig
+from pretrain.objectives.alarm import CollapseAlarm
+
+
+def scalars(units: float, nats: float = 1.0) -> dict[str, float]:
+    return {
+        "active_units": units,
+        "mutual_information_nats": nats,
+        "mutual_information_ceiling_nats": 4.0,
+    }
+
+
+def test_so_many_evaluations_in_a_row_raise_it():
+    alarm = CollapseAlarm(AlarmConfig(active_units=3, evaluations=2))
+    said = [alarm.note(scalars(units)) for units in (2, 3, 2, 2, 2)]
+    assert [one is None for one in said] == [True, True, True, False, False]
+    assert said[3] == (
+        "the latent space collapses: 2 active units, fewer than 3, 2 evaluations in a row"
+    )
+    assert not alarm.stops
+
+
+def test_mutual_information_is_measured_by_its_ceiling():
+    alarm = CollapseAlarm(AlarmConfig(mi_ratio=0.1, evaluations=1, action="stop"))
+    assert alarm.note(scalars(0, 0.41)) is None
+    said = alarm.note(scalars(0, 0.39))
+    assert said is not None and "mutual information 0.390 of at most 4.000 nats" in said
+    assert alarm.stops
+
+
+def test_free_bits_are_raised_and_stay_so_after_a_resume():
+    config = AlarmConfig(active_units=1, evaluations=2, action="raise_free_bits", raise_nats=0.25)
+    alarm, free_bits = CollapseAlarm(config), FreeBitsConfig(mode="hinge", nats=0.5)
+    for _ in range(5):
+        alarm.note(scalars(0))
+    assert alarm.raised(free_bits) == FreeBitsConfig(mode="hinge", nats=1.0)
+    resumed = CollapseAlarm(config)
+    resumed.restore(alarm.state())
+    assert resumed.raised(free_bits).nats == 1.0
+    said = resumed.note(scalars(0))
+    assert said is not None and "free_bits.nats are raised by 0.75 in all" in said
+    resumed.restore({})
+    assert resumed.raised_nats == 0.75
+
+
+def test_thresholds_of_0_watch_nothing():
+    alarm = CollapseAlarm(AlarmConfig(evaluations=1))
+    assert alarm.note(scalars(0, 0.0)) is None and alarm.note({}) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: AlarmConfig(mi_ratio=2), r"alarm.mi_ratio must lie in \[0, 1\], got 2"),
+        (lambda: AlarmConfig(evaluations=0), "alarm.evaluations must be at least 1, got 0"),
+        (
+            lambda: ElboConfig(alarm=AlarmConfig(action="raise_free_bits")),
+            "raise_free_bits needs free bits to raise",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

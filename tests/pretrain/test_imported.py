@@ -1,0 +1,88 @@
+"""A run of Optimus begins with BERT and GPT-2 as transformers has saved them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.cli import parse_train
+from pretrain.config import Config
+from pretrain.convert_transformers import read_folder
+from pretrain.imported import imported_weights
+from pretrain.objectives.loss import ObjectiveModel
+from pretrain.objectives.select import objectives_of, parts_of
+from pretrain.setup import make_backbone
+from pretrain.weights import shapes_of
+
+DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
+ENCODER = (
+    "{num_layers: 2, hidden_size: 16, num_heads: 2, mlp_size: 24, norm_order: post, gelu: erf, "
+    "norm_eps: 1e-12, token_types: 2, embedding_norm: true, block_positions: false}"
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A BERT of 99 and a GPT-2 of 120 ids."""
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    bert = BertConfig(
+        vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=60,
+    )  # fmt: skip
+    BertModel(bert).save_pretrained(folder / "bert")
+    gpt2 = GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=2, n_positions=70)
+    GPT2Model(gpt2).save_pretrained(folder / "gpt2")
+    return folder / "bert", folder / "gpt2"
+
+
+def config_of(encoder: Path, decoder: Path, *flags: str) -> Config:
+    argv = [
+        *("--config", DEBUG, "--objectives.glm.weight=0", "--objectives.optimus.weight=1"),
+        *("--model.block_positions=false", "--model.max_positions=72"),
+        f"--objectives.optimus.encoder={ENCODER}",
+        f"--objectives.optimus.encoder_from={encoder}",
+        f"--objectives.optimus.decoder_from={decoder}",
+        *flags,
+    ]
+    return parse_train(argv)[0]
+
+
+def needed_by(config: Config) -> dict[str, tuple[int, ...]]:
+    objectives = objectives_of(config.objectives, steps=1)
+    parts = parts_of(objectives, config.model, vocab_size=128, source_tokens=64, seed=1)
+    return shapes_of(ObjectiveModel(make_backbone(config, 128), parts))
+
+
+def test_both_halves_and_the_pooler_are_read(folders: tuple[Path, Path]) -> None:
+    config = config_of(*folders)
+    needed = needed_by(config)
+    weights = imported_weights(config, needed)
+    drawn = sorted(needed.keys() - weights.keys())
+    assert drawn == [
+        "parts.optimus.head.posterior.weight",
+        "parts.optimus.injector.embedding.weight",
+        "parts.optimus.injector.memory.weight",
+    ]
+    bert, gpt2 = (read_folder(folder) for folder in folders)
+    assert torch.equal(weights["parts.optimus.head.pooler.dense.bias"], bert.pooler["bias"])
+    assert weights["backbone.embedding.token_table"].shape == (120, 32)
+    assert torch.equal(weights["backbone.final_norm.weight"], gpt2.weights["final_norm.weight"])
+
+
+def test_another_shape_is_named(folders: tuple[Path, Path]) -> None:
+    bert, gpt2 = folders
+    for config, said in (
+        (config_of(gpt2, gpt2), "encoder_from .*: holds a model of type gpt2, must be bert"),
+        (config_of(bert, gpt2, "--model.num_heads=4"), "decoder_from .*: num_heads 2 instead of 4"),
+        (config_of(bert, gpt2, "--model.max_positions=66"), r"position_table is \(70, 32\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            imported_weights(config, needed_by(config))
+
+
+def test_without_the_objective_nothing_is_read(folders: tuple[Path, Path]) -> None:
+    config = config_of(*folders, "--objectives.glm.weight=1", "--objectives.optimus.weight=0")
+    assert imported_weights(config, {}) == {}
