@@ -19,12 +19,12 @@ from bench.texts import invented_split, lognormal_lengths, special_ids
 from bench.timing import Times, take_turns
 from data_pipeline import ragged
 from data_pipeline.memory import MemorySplit
-from data_pipeline.order import window_documents
-from data_pipeline.plan import PackingConfig, WindowPlan, plan_window
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.shards import Split, open_shards
-from data_pipeline.tokenizer import open_tokenizer
-from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.packing.order import window_documents
+from data_pipeline.packing.plan import PackingConfig, WindowPlan, plan_window
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.storage.shards import Split, open_shards
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 VOCAB_SIZE = 30592

@@ -16,7 +16,7 @@ from bench.sizes import SIZES, Size
 from bench.table import Row, rate_row
 from bench.texts import InventedTokenizer
 from bench.timing import take_turns
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.filling.draft import Draft
 from pretrain.filling.fill import Writer

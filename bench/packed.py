@@ -14,8 +14,8 @@ from bench.sizes import SIZES, Size, engine_of
 from bench.table import Row, rate_row
 from bench.texts import invented_split, special_ids
 from bench.timing import take_turns
-from data_pipeline.loader import Batch, Position, training_batches
-from data_pipeline.plan import PackingConfig
+from data_pipeline.packing.loader import Batch, Position, training_batches
+from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from kernels.attention import packed
 from pretrain.engine import Engine

@@ -19,8 +19,13 @@ import numpy as np
 
 from bench.data_path import ALL_MODES, invented_texts
 from bench.table import Row
-from data_pipeline.loader import training_batches
-from data_pipeline.manifest import (
+from data_pipeline.packing.loader import training_batches
+from data_pipeline.packing.order import window_documents
+from data_pipeline.packing.plan import PackingConfig, num_windows
+from data_pipeline.packing.sequence import Position
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.storage.manifest import (
     FileEntry,
     Manifest,
     ShardEntry,
@@ -29,13 +34,8 @@ from data_pipeline.manifest import (
     split_fingerprint,
     write_manifest,
 )
-from data_pipeline.order import window_documents
-from data_pipeline.plan import PackingConfig, num_windows
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.sequence import Position
-from data_pipeline.shard_files import INDEX_MAGIC, index_layout, index_size_bytes
-from data_pipeline.shards import open_shards
-from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.storage.shard_files import INDEX_MAGIC, index_layout, index_size_bytes
+from data_pipeline.storage.shards import open_shards
 from data_pipeline.transforms.blank import BlankTransform
 
 NUM_SHARDS, SHARD_DOCUMENTS, DOCUMENT_TOKENS = 250, 4_000_000, 200

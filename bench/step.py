@@ -17,7 +17,7 @@ from bench.sizes import SIZES, Size, engine_of
 from bench.table import Row, rate_row
 from bench.texts import planned_batches
 from bench.timing import Times, take_turns
-from data_pipeline.loader import Batch
+from data_pipeline.packing.loader import Batch
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
 from pretrain.engine import Engine

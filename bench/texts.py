@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import ragged
-from data_pipeline.loader import Batch, Position, training_batches
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.loader import Batch, Position, training_batches
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SENTENCE_TOKENS = 5  # so short that a cut can come where a row ends
 
 
 class InventedTokenizer:
-    """The calls of data_pipeline.tokenizer.Tokenizer that writing a blank makes."""
+    """The calls of data_pipeline.tokenizing.tokenizer.Tokenizer that writing a blank makes."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

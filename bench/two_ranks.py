@@ -15,7 +15,7 @@ from bench.sizes import SIZES, Size, engine_of
 from bench.table import Row, rate_row
 from bench.texts import planned_batches
 from bench.timing import take_turns
-from data_pipeline.loader import Batch
+from data_pipeline.packing.loader import Batch
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.engine import Engine
 from pretrain.objectives.glm import GlmObjective

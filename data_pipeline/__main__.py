@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import Namespace
 
 from data_pipeline.cli import parse
-from data_pipeline.documents import ReadSettings
+from data_pipeline.reading.documents import ReadSettings
 
 if TYPE_CHECKING:
-    from data_pipeline.shards import Shards
+    from data_pipeline.storage.shards import Shards
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,9 +47,9 @@ def _fail(message: str) -> int:
 
 
 def _prepare(options: Namespace) -> int:
-    from data_pipeline.prepare import AlreadyPrepared, PrepareSettings, prepare
-    from data_pipeline.special import parse_aliases
+    from data_pipeline.preparing.prepare import AlreadyPrepared, PrepareSettings, prepare
     from data_pipeline.stats import table
+    from data_pipeline.tokenizing.special import parse_aliases
 
     settings = PrepareSettings(
         input=options.input,
@@ -81,9 +81,13 @@ def _prepare(options: Namespace) -> int:
 
 
 def _import_megatron(options: Namespace) -> int:
-    from data_pipeline.megatron_import import ImportSettings, import_megatron, parse_end_id
-    from data_pipeline.special import parse_aliases
+    from data_pipeline.preparing.megatron_import import (
+        ImportSettings,
+        import_megatron,
+        parse_end_id,
+    )
     from data_pipeline.stats import table
+    from data_pipeline.tokenizing.special import parse_aliases
 
     settings = ImportSettings(
         input=options.input,
@@ -104,8 +108,8 @@ def _import_megatron(options: Namespace) -> int:
 
 
 def _train_tokenizer(options: Namespace) -> int:
+    from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
     from data_pipeline.stats import describe_counts
-    from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
 
     settings = TokenizerSettings(
         input=options.input,
@@ -132,9 +136,9 @@ def _read_settings(options: Namespace, prompt_field: str | None) -> ReadSettings
 
 
 def _verify(options: Namespace) -> int:
-    from data_pipeline.manifest import read_manifest
     from data_pipeline.stats import counts
-    from data_pipeline.verify import verify
+    from data_pipeline.storage.manifest import read_manifest
+    from data_pipeline.storage.verify import verify
 
     folder = Path(options.folder)
     if not folder.is_dir():
@@ -158,8 +162,8 @@ def _verify(options: Namespace) -> int:
 
 def _stats(options: Namespace) -> int:
     from data_pipeline.padding import describe
-    from data_pipeline.shards import open_shards
     from data_pipeline.stats import counts, describe_together, table, together
+    from data_pipeline.storage.shards import open_shards
 
     opened = {str(folder): open_shards(folder) for folder in options.folders}
     planned = {folder: _planned(shards, options) for folder, shards in opened.items()}
@@ -183,8 +187,8 @@ def _stats(options: Namespace) -> int:
 
 def _planned(shards: "Shards", options: Namespace) -> dict[str, Any]:
     """What the first window's rows lose, under `packing`, where --row-tokens asks for it."""
+    from data_pipeline.packing.plan import PackingConfig
     from data_pipeline.padding import padding
-    from data_pipeline.plan import PackingConfig
     from data_pipeline.transforms.blank import BlankConfig
 
     if options.row_tokens is None:

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline import hashing
-from data_pipeline.cut import Stretches, cut_documents, read_documents
 from data_pipeline.memory import MemorySplit
-from data_pipeline.pack import pack_rows
-from data_pipeline.plan import PackingConfig, num_windows, plan_window
+from data_pipeline.packing.cut import Stretches, cut_documents, read_documents
+from data_pipeline.packing.pack import pack_rows
+from data_pipeline.packing.plan import PackingConfig, num_windows, plan_window
 from data_pipeline.protocols import Split
 from data_pipeline.row_picture import draw_row
 from data_pipeline.rows import KINDS
-from data_pipeline.sentences import ends_in_tokens
-from data_pipeline.shards import Shards, open_shards
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.storage.shards import Shards, open_shards
+from data_pipeline.tokenizing.sentences import ends_in_tokens
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig, BlankPlan, BlankTransform
 
 

@@ -15,7 +15,7 @@ from data_pipeline import ragged
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """Documents in memory with the methods of `data_pipeline.shards.Split`."""
+    """Documents in memory with the methods of `data_pipeline.storage.shards.Split`."""
 
     flat_tokens: NDArray[np.int32]
     token_offsets: NDArray[np.int64]

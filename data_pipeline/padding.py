@@ -9,9 +9,9 @@ spans lost no room in row: 12
 
 from typing import Any
 
-from data_pipeline.plan import PackingConfig, PlanReport, num_windows, plan_window
+from data_pipeline.packing.plan import PackingConfig, PlanReport, num_windows, plan_window
 from data_pipeline.protocols import Split, Transform
-from data_pipeline.shards import Shards
+from data_pipeline.storage.shards import Shards
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 _SEED = 1234  # the numbers hardly depend on it

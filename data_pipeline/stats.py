@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from data_pipeline.manifest import Manifest, SplitEntry
+from data_pipeline.storage.manifest import Manifest, SplitEntry
 
 
 def counts(manifest: Manifest) -> dict[str, Any]:

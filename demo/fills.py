@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_pipeline.shards import Split
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.storage.shards import Split
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from demo.ngram import Unigram
 from pretrain.filling.rows import WrittenText, blank_rows, transform_of, usable_ids

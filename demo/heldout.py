@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline.loader import Batch, validation_batches
-from data_pipeline.plan import PackingConfig
+from data_pipeline.packing.loader import Batch, validation_batches
+from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.rows import PackedRows
-from data_pipeline.shards import Shards, Split
-from data_pipeline.special import SpecialIds
+from data_pipeline.storage.shards import Shards, Split
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig
 from demo.ngram import Bigram, Unigram, count_bigram, count_unigram, with_end
 from pretrain.filling.unpacked import hidden_states

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.shards import open_shards
+from data_pipeline.storage.shards import open_shards
 from demo.curves import draw_curves
 from demo.fills import held_out_sentences, shown_blanks
 from demo.heldout import compare, training_tokens

@@ -9,10 +9,10 @@ All corpora of a run have one tokenizer, that of the first.
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.blend import BlendedPosition, Mix, Place, whole_weights
+from data_pipeline.packing.blend import BlendedPosition, Mix, Place, whole_weights
 from data_pipeline.protocols import Split
-from data_pipeline.shards import Shards, open_shards
-from data_pipeline.verify import check_hashes
+from data_pipeline.storage.shards import Shards, open_shards
+from data_pipeline.storage.verify import check_hashes
 from pretrain.data_config import CorpusConfig
 
 

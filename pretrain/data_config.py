@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from data_pipeline.plan import PackingConfig
+from data_pipeline.packing.plan import PackingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

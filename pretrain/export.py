@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import safetensors.torch
 import torch
 
-from data_pipeline.tokenizer import open_tokenizer
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from pretrain import exported
 from pretrain.checkpoint_files import checked_weights, choose, measure, read_manifest
 from pretrain.cli import config_from_yaml

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.tokenizer import open_tokenizer
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.checkpoint_files import measure
 from pretrain.models.shape import BackboneShape

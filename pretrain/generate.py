@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from data_pipeline.tokenizer import open_tokenizer
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from pretrain.filling.fill import Filled, FilledBlank, fill
 from pretrain.filling.sampling import STRATEGIES, FillSettings
 from pretrain.filling.text import check_blanks

@@ -5,7 +5,7 @@ What is not known is said to be unknown, never guessed.
 
 from pathlib import Path
 
-from data_pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
+from data_pipeline.storage.manifest import MANIFEST_FILE, Manifest, read_manifest
 from pretrain.cli import config_to_yaml
 from pretrain.config import Config
 from pretrain.exported import ExportedConfig

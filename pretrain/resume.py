@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.blend import Place, place_of, place_state
+from data_pipeline.packing.blend import Place, place_of, place_state
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.checkpoint_files import Manifest
 from pretrain.cli import flat

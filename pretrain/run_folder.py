@@ -38,7 +38,7 @@ class RunFolder:
 
     @property
     def tokenizer(self) -> Path:
-        """Folder that data_pipeline.tokenizer.open_tokenizer reads."""
+        """Folder that data_pipeline.tokenizing.tokenizer.open_tokenizer reads."""
         return self.path / "tokenizer"
 
     @property

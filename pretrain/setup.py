@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from data_pipeline.loader import Place, first_place
+from data_pipeline.packing.loader import Place, first_place
 from data_pipeline.padding import first_window_lines
 from data_pipeline.protocols import Transform
-from data_pipeline.shards import Shards
+from data_pipeline.storage.shards import Shards
 from kernels.dispatch import choose_backend
 from pretrain import checkpoint, checkpoint_files, deepspeed_settings, resume
 from pretrain.cli import Start

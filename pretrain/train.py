@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from data_pipeline.loader import Batch, Place, training_batches, validation_batches
+from data_pipeline.packing.loader import Batch, Place, training_batches, validation_batches
 from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config

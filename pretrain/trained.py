@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.models.backbone import Backbone, lay_out_for_decoding
 from pretrain.models.shape import BackboneShape

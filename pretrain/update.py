@@ -22,7 +22,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from data_pipeline.loader import Batch
+from data_pipeline.packing.loader import Batch
 from pretrain.engine import Engine
 from pretrain.objectives.loss import Objective
 from pretrain.world import World

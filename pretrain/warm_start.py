@@ -7,7 +7,7 @@ step, schedule and data anew.
 from pathlib import Path
 from typing import NamedTuple
 
-from data_pipeline.tokenizer import open_tokenizer
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from pretrain import exported
 from pretrain.checkpoint_files import MANIFEST, checked_weights, choose, complete
 from pretrain.weights import WeightFiles, difference

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.rows import Pieces, Rows
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank_build import build_rows, marks_of
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_draw import draw_plan

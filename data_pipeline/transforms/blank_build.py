@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Rows, Sources
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_plan import BlankPlan
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Pieces, Rows, Sources
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 
 HIDE_DRAWS = 5 << 32  # + place of the token; see blank_draw.py and blank_build.py for the others
 HOW_DRAWS = 6 << 32

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from data_pipeline.loader import Batch
+from data_pipeline.packing.loader import Batch
 from pretrain.engine import Engine
 from pretrain.objectives.loss import Objective
 from pretrain.update import to_device

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.rows import KINDS
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
 from pretrain.filling.rows import WrittenText, blank_rows, transform_of, usable_ids

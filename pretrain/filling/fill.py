@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.filling.beam import search_blanks
 from pretrain.filling.constraints import Rules

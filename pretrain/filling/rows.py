@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline.rows import KINDS, Rows
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform, plan_from_spans
 from pretrain.models.backbone import Backbone
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.special import SPECIAL_TEXT
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizing.special import SPECIAL_TEXT
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 
 MARKS = {SPECIAL_TEXT[name]: name for name in ("mask", "smask", "gmask")}
 _MARK = re.compile("|".join(re.escape(text) for text in MARKS))

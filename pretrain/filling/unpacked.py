@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline.pack import pack_rows
+from data_pipeline.packing.pack import pack_rows
 from data_pipeline.rows import PackedRows, Rows
 from kernels.visibility import Visibility
 from pretrain.models.backbone import Backbone, check_positions

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.rows import KINDS
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from kernels.visibility import Visibility
 from pretrain.models.shape import BackboneShape
@@ -26,7 +26,7 @@ from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
 
 
 class PackedBatch(Protocol):
-    """Tensors (B, T) of packed rows, as data_pipeline.loader delivers them."""
+    """Tensors (B, T) of packed rows, as data_pipeline.packing.loader delivers them."""
 
     ids: Tensor
     positions: Tensor  # (B, 2, T): position and block position

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankTransform
 from pretrain.latent_config import ElboConfig, FreeBitsConfig, GlmVaeConfig
 from pretrain.models.latent import Injector, LatentHead

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data_pipeline.protocols import Transform
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
 from pretrain.latent_config import ElboConfig, FreeBitsConfig, OptimusConfig
 from pretrain.models.backbone import Backbone

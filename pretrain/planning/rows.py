@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from data_pipeline import ragged
 from data_pipeline.hashing import key, uniform
-from data_pipeline.plan import PackingConfig, plan_window
+from data_pipeline.packing.plan import PackingConfig, plan_window
 from data_pipeline.protocols import Split
-from data_pipeline.shards import open_shards
-from data_pipeline.special import SpecialIds
+from data_pipeline.storage.shards import open_shards
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from data_pipeline.transforms.blank_plan import BlankPlan
 

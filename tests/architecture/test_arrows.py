@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+PACKAGES = ("preparing", "storage", "tokenizing", "reading", "packing", "transforms")
 ROOMS = ("pretrain", "kernels", "data_pipeline", "demo", "bench")
 # library -> where it may be imported: files, or whole folders with a "/" at the end.
 ALLOWED = {
-    "torch": ("pretrain/", "kernels/", "data_pipeline/loader.py", "demo/", "bench/"),
+    "torch": ("pretrain/", "kernels/", "data_pipeline/packing/loader.py", "demo/", "bench/"),
     "deepspeed": ("pretrain/engine.py",),
-    "transformers": ("data_pipeline/transformers_folder.py", "bench/"),
+    "transformers": ("data_pipeline/tokenizing/transformers_folder.py", "bench/"),
     "tensorboard": ("pretrain/metrics.py",),
     "torch.utils.tensorboard": ("pretrain/metrics.py",),
     "mwparserfromhell": ("demo/",),
@@ -68,8 +69,8 @@ def test_libraries_stay_in_their_files(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
-        ("data_pipeline/pack.py", "import torch", "imports torch"),
-        ("data_pipeline/pack.py", "def f():\n    from torch import nn", "imports torch"),
+        ("data_pipeline/packing/pack.py", "import torch", "imports torch"),
+        ("data_pipeline/packing/pack.py", "def f():\n    from torch import nn", "imports torch"),
         ("pretrain/train.py", "import deepspeed.comm", "imports deepspeed"),
         (
             "pretrain/models/backbone.py",
@@ -77,11 +78,15 @@ def test_libraries_stay_in_their_files(repository: Path) -> None:
             "imports transformers",
         ),
         (
-            "data_pipeline/transformers_folder.py",
+            "data_pipeline/tokenizing/transformers_folder.py",
             "import transformers",
             "imports transformers outside a function",
         ),
-        ("data_pipeline/documents.py", "import datasets", "imports datasets outside a function"),
+        (
+            "data_pipeline/reading/documents.py",
+            "import datasets",
+            "imports datasets outside a function",
+        ),
         (
             "pretrain/train.py",
             "from torch.utils import tensorboard",
@@ -123,6 +128,7 @@ def toy_house(tmp_path: Path, repository: Path) -> Path:
     files = ["models/backbone", "objectives/glm", "engine", "checkpoint", "config", "train"]
     paths = [tmp_path / "pretrain" / f"{name}.py" for name in files]
     paths += [tmp_path / room / "part.py" for room in ROOMS]
+    paths += [tmp_path / "data_pipeline" / name / "part.py" for name in PACKAGES]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -142,6 +148,9 @@ def test_the_toy_house_keeps_the_contracts(toy_house: Path) -> None:
         ("kernels/part.py", "import pretrain.config"),
         ("data_pipeline/part.py", "import kernels.part"),
         ("kernels/part.py", "import data_pipeline.part"),
+        ("data_pipeline/storage/part.py", "import data_pipeline.preparing.part"),
+        ("data_pipeline/reading/part.py", "import data_pipeline.storage.part"),
+        ("data_pipeline/packing/part.py", "import data_pipeline.storage.part"),
         ("pretrain/train.py", "import demo.part"),
         ("pretrain/train.py", "import bench.part"),
         ("pretrain/models/backbone.py", "import pretrain.objectives.glm"),

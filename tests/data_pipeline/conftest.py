@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
 
 # Other processes may be busy on the machine: no example has a deadline.
 settings.register_profile("no_deadline", deadline=None)

@@ -13,10 +13,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_pipeline import byte_stream, documents, json_rows, records, text_lines
-from data_pipeline.documents import Document, ReadSettings, Tally, read_source
-from data_pipeline.sources import find_sources
-from data_pipeline.unusable import Skipping, Unusable
+from data_pipeline.reading import byte_stream, documents, json_rows, records, text_lines
+from data_pipeline.reading.documents import Document, ReadSettings, Tally, read_source
+from data_pipeline.reading.sources import find_sources
+from data_pipeline.reading.unusable import Skipping, Unusable
 
 
 def read(path, tally: Tally | None = None, **settings) -> list[Document]:
@@ -449,9 +449,9 @@ def test_a_line_of_five_million_characters_is_prepared_and_planned(
 
     Half a minute each with the two tokenizers of the slow set.
     """
-    from data_pipeline.plan import PackingConfig, plan_window
-    from data_pipeline.prepare import PrepareSettings, prepare
-    from data_pipeline.shards import open_shards
+    from data_pipeline.packing.plan import PackingConfig, plan_window
+    from data_pipeline.preparing.prepare import PrepareSettings, prepare
+    from data_pipeline.storage.shards import open_shards
     from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
     line = "the river rose in the night. " * 172_414 + "12345678"

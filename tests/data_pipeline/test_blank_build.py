@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.rows import KINDS, Rows
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform, plan_from_spans
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/glm/data_blocks.json").read_text())

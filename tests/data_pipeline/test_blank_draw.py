@@ -12,7 +12,7 @@ import pytest
 
 from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Pieces
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms import blank_build, blank_draw
 from data_pipeline.transforms.blank import BlankConfig, BlankPlan, BlankTransform
 from data_pipeline.transforms.blank_draw import sentence_spans

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Pieces, Rows
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankPlan, BlankTransform
 
 SPECIAL = SpecialIds(100, 100, 102, 103, 101, 104, 105, 106, 107, 108, 109)

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.blend import (
+from data_pipeline.memory import MemorySplit
+from data_pipeline.packing.blend import (
     BlendedPosition,
     BlendedSequence,
     Mix,
@@ -21,11 +22,10 @@ from data_pipeline.blend import (
     place_state,
     whole_weights,
 )
-from data_pipeline.loader import Batch, training_batches
-from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.sequence import Position, RowSequence
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.loader import Batch, training_batches
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.packing.sequence import Position, RowSequence
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

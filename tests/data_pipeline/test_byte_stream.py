@@ -8,8 +8,8 @@ import lzma
 import numpy as np
 import pytest
 
-from data_pipeline import byte_stream
-from data_pipeline.byte_stream import CountedStream, decompressed, size_and_hash
+from data_pipeline.reading import byte_stream
+from data_pipeline.reading.byte_stream import CountedStream, decompressed, size_and_hash
 
 
 def _zstd(content: bytes) -> bytes:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from data_pipeline.hashing import key
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig, plan_window
+from data_pipeline.packing.plan import PackingConfig, plan_window
 from data_pipeline.rows import KINDS, Pieces
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
 
 SPECIAL = SpecialIds(**{name: 100 + number for number, name in enumerate(SPECIALS)})

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.manifest import MANIFEST_FILE, read_manifest
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.shards import open_shards
-from data_pipeline.verify import check_hashes, verify
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.storage.manifest import MANIFEST_FILE, read_manifest
+from data_pipeline.storage.shards import open_shards
+from data_pipeline.storage.verify import check_hashes, verify
 
 KINDS = ("flip", "set", "zero", "random", "truncate", "empty", "extend", "insert", "remove", "swap")
 KINDS += ("delete", "folder", "rename", "exchange")

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.cut import Documents, Stretches, cut_documents, read_documents
 from data_pipeline.memory import MemorySplit
+from data_pipeline.packing.cut import Documents, Stretches, cut_documents, read_documents
 
 
 def cut(length: int, ends: list[int], limit: int, prompt: int = 0) -> list[tuple[int, int]]:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_pipeline.plan import PackingConfig, plan_window
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.shard_files import index_layout
-from data_pipeline.shards import open_shards
+from data_pipeline.packing.plan import PackingConfig, plan_window
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.storage.shard_files import index_layout
+from data_pipeline.storage.shards import open_shards
+from data_pipeline.storage.verify import check_hashes
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
-from data_pipeline.verify import check_hashes
 
 ARRAYS = ("token_offsets", "sentence_offsets", "prompt_lengths", "sentence_ends")
 PACKING = PackingConfig(source_tokens=64, row_tokens=150)
@@ -156,7 +156,7 @@ def test_a_file_that_shrinks_or_goes_after_the_start_is_named(folder, name):
 
 def test_a_changed_tokenizer_is_named_before_a_library_reads_it(folder, monkeypatch):
     shards = open_shards(folder)
-    monkeypatch.setattr("data_pipeline.shards.open_tokenizer", None)
+    monkeypatch.setattr("data_pipeline.storage.shards.open_tokenizer", None)
     for file in shards.manifest.tokenizer_files:
         whole = (folder / file.path).read_bytes()
         (folder / file.path).write_bytes(whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])

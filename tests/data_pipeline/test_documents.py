@@ -5,8 +5,8 @@ import gzip
 import pytest
 import xxhash
 
-from data_pipeline.documents import Document, ReadSettings, Tally, read_source
-from data_pipeline.sources import find_sources
+from data_pipeline.reading.documents import Document, ReadSettings, Tally, read_source
+from data_pipeline.reading.sources import find_sources
 
 
 def read(path, tally: Tally | None = None, **settings) -> list[Document]:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import data_pipeline.duplicates as room
-from data_pipeline.duplicates import find_repeats
+import data_pipeline.preparing.duplicates as room
+from data_pipeline.preparing.duplicates import find_repeats
 
 
 def brute_force(pairs: list[tuple[int, int]]) -> list[bool]:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from data_pipeline.cut import Stretches, cut_documents, read_documents
-from data_pipeline.fill import cut_to_fill, pack_best_fit, rows_to_take_apart, smallest_room
 from data_pipeline.memory import MemorySplit
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.cut import Stretches, cut_documents, read_documents
+from data_pipeline.packing.fill import cut_to_fill, pack_best_fit, rows_to_take_apart, smallest_room
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SUFFIX = BlankTransform(  # its rows are one token longer than their source

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.fit import best_fit, order_by_row
+from data_pipeline.packing.fit import best_fit, order_by_row
 
 
 def textbook_num_rows(lengths: list[int], row_tokens: int) -> int:

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from data_pipeline.rows import Pieces
-from data_pipeline.special import SPECIALS, SpecialIds
-from data_pipeline.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
+from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 KINDS = ["model_file", "byte_bpe_folder", "wordpiece_folder"]
@@ -179,7 +179,7 @@ def _cpu_s(call) -> float:
 @pytest.mark.parametrize("text", ["x", ".", "\u00e9", "\u0301", "ab", " "])
 def test_a_word_of_200_000_letters_takes_linear_time(kind, request, text):
     """Four times the letters take at most nine times as long; quadratic would be sixteen."""
-    from data_pipeline.sentences import ends_in_tokens
+    from data_pipeline.tokenizing.sentences import ends_in_tokens
 
     tokenizer = open_tokenizer(request.getfixturevalue(kind))
 

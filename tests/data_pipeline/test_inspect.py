@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from data_pipeline import inspect
-from data_pipeline.plan import PackingConfig, num_windows, plan_window
-from data_pipeline.prepare import PrepareSettings, prepare
+from data_pipeline.packing.plan import PackingConfig, num_windows, plan_window
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
 from data_pipeline.rows import KINDS
-from data_pipeline.shards import Shards, open_shards
-from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.storage.shards import Shards, open_shards
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 

@@ -16,17 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.loader import (
+from data_pipeline.memory import MemorySplit
+from data_pipeline.packing.loader import (
     Batch,
     Position,
     TrainingRows,
     training_batches,
     validation_batches,
 )
-from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.sequence import RowSequence
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.packing.sequence import RowSequence
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})
@@ -149,10 +149,10 @@ def test_workers_build_the_same_batches_in_the_same_order(num_workers):
 TRAINER = """
 import multiprocessing, signal, sys, time
 import numpy as np
-from data_pipeline.loader import Position, training_batches
+from data_pipeline.packing.loader import Position, training_batches
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.loader import Position, training_batches
-from data_pipeline.manifest import SplitEntry
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.shard_writer import ShardWriter
-from data_pipeline.shards import Split
-from data_pipeline.special import SPECIALS, SpecialIds
-from data_pipeline.stored import StoredDocuments
+from data_pipeline.packing.loader import Position, training_batches
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.storage.manifest import SplitEntry
+from data_pipeline.storage.shard_writer import ShardWriter
+from data_pipeline.storage.shards import Split
+from data_pipeline.storage.stored import StoredDocuments
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

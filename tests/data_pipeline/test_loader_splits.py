@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.loader import Position, TrainingRows
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.sequence import RowSequence
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.loader import Position, TrainingRows
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.packing.sequence import RowSequence
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

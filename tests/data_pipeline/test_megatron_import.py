@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.__main__ import main
-from data_pipeline.megatron_files import ID_TYPES, IndexedFiles
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.shards import open_shards
-from data_pipeline.tokenizer import Tokenizer, open_tokenizer
-from data_pipeline.verify import verify
+from data_pipeline.preparing.megatron_files import ID_TYPES, IndexedFiles
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.storage.shards import open_shards
+from data_pipeline.storage.verify import verify
+from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 
 CODES = {np.dtype(name): code for code, name in ID_TYPES.items()}
 Documents = list[list[list[int]]]  # of each document its sequences

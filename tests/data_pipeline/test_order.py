@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.order import Bijection, num_blocks, window_documents
+from data_pipeline.packing.order import Bijection, num_blocks, window_documents
 
 SIZES = [1, 2, 3, 4, 5, 7, 1000, 4096, 4097, 65536, 65537, 1_000_003]
 

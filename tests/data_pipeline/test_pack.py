@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_pipeline.pack import ARRAYS, concatenate, pack_rows, padding_rows
+from data_pipeline.packing.pack import ARRAYS, concatenate, pack_rows, padding_rows
 from data_pipeline.rows import Rows
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.memory import MemorySplit
-from data_pipeline.pack import ARRAYS
-from data_pipeline.plan import PackingConfig, num_windows, plan_window
+from data_pipeline.packing.pack import ARRAYS
+from data_pipeline.packing.plan import PackingConfig, num_windows, plan_window
 from data_pipeline.rows import PackedRows
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

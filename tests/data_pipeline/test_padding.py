@@ -3,9 +3,9 @@
 import numpy as np
 
 from data_pipeline.memory import MemorySplit
+from data_pipeline.packing.plan import PackingConfig, plan_window
 from data_pipeline.padding import first_window_lines
-from data_pipeline.plan import PackingConfig, plan_window
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from data_pipeline.parts import PartWriter, PieceRecord, blocks, finished_slice, part_path
-from data_pipeline.stored import StoredDocuments
+from data_pipeline.preparing.parts import PartWriter, PieceRecord, blocks, finished_slice, part_path
+from data_pipeline.storage.stored import StoredDocuments
 
 
 def documents(lengths, first_token=0) -> tuple[StoredDocuments, np.ndarray]:

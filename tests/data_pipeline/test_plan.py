@@ -5,8 +5,8 @@ import pytest
 
 from data_pipeline import ragged
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig, num_windows, plan_window
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.plan import PackingConfig, num_windows, plan_window
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

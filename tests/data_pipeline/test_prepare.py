@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from data_pipeline.documents import ReadSettings
-from data_pipeline.encode import is_validation
-from data_pipeline.output_folder import OutputFolder
-from data_pipeline.prepare import AlreadyPrepared, PrepareSettings, prepare
-from data_pipeline.shards import open_shards
+from data_pipeline.preparing.encode import is_validation
+from data_pipeline.preparing.output_folder import OutputFolder
+from data_pipeline.preparing.prepare import AlreadyPrepared, PrepareSettings, prepare
+from data_pipeline.reading.documents import ReadSettings
+from data_pipeline.storage.shards import open_shards
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_mixed_shards_are_closed_like_others(run, corpus_file):
 
 
 def test_series_are_dealt_equally(tmp_path):
-    from data_pipeline.shard_writer import ShardWriter
-    from data_pipeline.stored import StoredDocuments
+    from data_pipeline.storage.shard_writer import ShardWriter
+    from data_pipeline.storage.stored import StoredDocuments
 
     hashes = np.random.default_rng(0).integers(0, 1 << 64, 9000, dtype=np.uint64)
     ones, nothing = np.ones(9000, np.int64), np.zeros(9000, np.int64)
@@ -244,9 +244,9 @@ def test_an_interrupted_run_is_never_taken_for_a_finished_one(run, tmp_path, mod
     (tmp_path / "in").mkdir()
     script = (
         "import sys, time\n"
-        "from data_pipeline.prepare import PrepareSettings, prepare\n"
+        "from data_pipeline.preparing.prepare import PrepareSettings, prepare\n"
         "from data_pipeline.watch import unwatched\n"
-        "import data_pipeline.merge as room\n"
+        "import data_pipeline.preparing.merge as room\n"
         "room.ShardWriter.close = lambda self: (print('there', flush=True), time.sleep(60))\n"
         f"prepare(PrepareSettings(input=[{str(tmp_path / 'in')!r}], "
         f"tokenizer={str(model_file)!r}, output={str(tmp_path / 'shards')!r}))\n"
@@ -273,7 +273,7 @@ def test_an_interrupted_run_is_never_taken_for_a_finished_one(run, tmp_path, mod
 
 
 def test_a_batch_never_changes_the_documents(run, monkeypatch, tmp_path):
-    import data_pipeline.encode as room
+    import data_pipeline.preparing.encode as room
 
     lines = ["the river\n", "a\u2581b", "\n\u00e9\u00e9. in\n\u4f60\u3002 night", "rose"]
     (tmp_path / "x.jsonl").write_text("".join(f"{json.dumps({'text': t})}\n" for t in lines * 9))

@@ -12,20 +12,20 @@ import psutil
 import pytest
 
 from data_pipeline.__main__ import main
-from data_pipeline.output_folder import OutputFolder
+from data_pipeline.preparing.output_folder import OutputFolder
 
 ALL = ["--workers", "1", "--dedup", "exact", "--mix", "2", "--shard-tokens", "900"]
 # What a process does before its kill: the function, and at which call of it.
 MOMENTS = {
-    "a part is being written": ("data_pipeline.parts.PartWriter.add", 4),
-    "a part has no record yet": ("data_pipeline.parts._checksum", 3),
-    "the merge begins": ("data_pipeline.merge._writers", 1),
-    "repeats are sorted": ("data_pipeline.duplicates._repeats", 1),
-    "shards are being written": ("data_pipeline.shard_writer._OpenShard.finish", 3),
-    "shards get their names": ("data_pipeline.shard_writer.ShardWriter._numbered", 2),
-    "the manifest is missing": ("data_pipeline.merge.write_manifest", 1),
-    "the folder is not in place yet": ("data_pipeline.output_folder._sync_folders", 1),
-    "the folder is in place": ("data_pipeline.output_folder.OutputFolder._leave", 1),
+    "a part is being written": ("data_pipeline.preparing.parts.PartWriter.add", 4),
+    "a part has no record yet": ("data_pipeline.preparing.parts._checksum", 3),
+    "the merge begins": ("data_pipeline.preparing.merge._writers", 1),
+    "repeats are sorted": ("data_pipeline.preparing.duplicates._repeats", 1),
+    "shards are being written": ("data_pipeline.storage.shard_writer._OpenShard.finish", 3),
+    "shards get their names": ("data_pipeline.storage.shard_writer.ShardWriter._numbered", 2),
+    "the manifest is missing": ("data_pipeline.preparing.merge.write_manifest", 1),
+    "the folder is not in place yet": ("data_pipeline.preparing.output_folder._sync_folders", 1),
+    "the folder is in place": ("data_pipeline.preparing.output_folder.OutputFolder._leave", 1),
 }
 KILLED_AT = """
 import os, pkgutil, signal

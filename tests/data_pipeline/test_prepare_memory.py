@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_pipeline.manifest import read_manifest
+from data_pipeline.storage.manifest import read_manifest
 
 LIMIT_BYTES = 1_000_000_000  # of three processes together
 

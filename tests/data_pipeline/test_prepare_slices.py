@@ -7,14 +7,14 @@ import os
 import numpy as np
 import pytest
 
-from data_pipeline.documents import ReadSettings
-from data_pipeline.merge import merge
-from data_pipeline.output_folder import OutputFolder
-from data_pipeline.parts import PartWriter
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.prepare_slice import prepare_slice
-from data_pipeline.request import open_request
-from data_pipeline.shards import open_shards
+from data_pipeline.preparing.merge import merge
+from data_pipeline.preparing.output_folder import OutputFolder
+from data_pipeline.preparing.parts import PartWriter
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.prepare_slice import prepare_slice
+from data_pipeline.preparing.request import open_request
+from data_pipeline.reading.documents import ReadSettings
+from data_pipeline.storage.shards import open_shards
 
 SLICE_BYTES = 6000  # mixed_folder is 17 slices then
 CHOICES = {

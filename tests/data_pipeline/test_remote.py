@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from data_pipeline.documents import ReadSettings, Tally, read_source
-from data_pipeline.file_kinds import scrubbed, without_credentials
-from data_pipeline.sources import find_sources
+from data_pipeline.reading.documents import ReadSettings, Tally, read_source
+from data_pipeline.reading.file_kinds import scrubbed, without_credentials
+from data_pipeline.reading.sources import find_sources
 
 PASSWORD, TOKEN = "pass-word-71", "tok-4711-abcdef"
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'

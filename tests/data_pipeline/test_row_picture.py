@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from data_pipeline.pack import pack_rows, padding_rows
+from data_pipeline.packing.pack import pack_rows, padding_rows
 from data_pipeline.row_picture import cells, draw_row, printable
-from data_pipeline.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform, plan_from_spans
 
 SPECIAL = SpecialIds(100, 100, 102, 103, 101, 104, 105, 106, 107, 108, 109)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.backend import EncodedTexts
-from data_pipeline.sentences import ends_in_tokens, sentence_ends
-from data_pipeline.tokenizer import open_tokenizer
+from data_pipeline.tokenizing.backend import EncodedTexts
+from data_pipeline.tokenizing.sentences import ends_in_tokens, sentence_ends
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 
 
 def split(text: str) -> list[str]:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.sequence import Position, RowSequence
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.packing.sequence import Position, RowSequence
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

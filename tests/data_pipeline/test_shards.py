@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import shards as shards_module
-from data_pipeline.manifest import SplitEntry, split_fingerprint
-from data_pipeline.shard_files import index_layout, index_size_bytes
-from data_pipeline.shard_writer import ShardWriter
-from data_pipeline.shards import Split
-from data_pipeline.stored import StoredDocuments
+from data_pipeline.storage import shards as shards_module
+from data_pipeline.storage.manifest import SplitEntry, split_fingerprint
+from data_pipeline.storage.shard_files import index_layout, index_size_bytes
+from data_pipeline.storage.shard_writer import ShardWriter
+from data_pipeline.storage.shards import Split
+from data_pipeline.storage.stored import StoredDocuments
 
 
 def stored(documents) -> StoredDocuments:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import data_pipeline.slices as room
-from data_pipeline.documents import ReadSettings, Tally, read_source
-from data_pipeline.slices import plan_slices, read_piece
-from data_pipeline.sources import find_sources
-from data_pipeline.unusable import Skipping
+import data_pipeline.preparing.slices as room
+from data_pipeline.preparing.slices import plan_slices, read_piece
+from data_pipeline.reading.documents import ReadSettings, Tally, read_source
+from data_pipeline.reading.sources import find_sources
+from data_pipeline.reading.unusable import Skipping
 
 LINES = ReadSettings()
 

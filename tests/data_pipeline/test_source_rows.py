@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from data_pipeline.hashing import key, normal
-from data_pipeline.loader import Mix, first_place, training_batches
 from data_pipeline.memory import MemorySplit
-from data_pipeline.pack import ARRAYS, concatenate, padding_rows, take_rows
-from data_pipeline.plan import PackingConfig, plan_window
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.loader import Mix, first_place, training_batches
+from data_pipeline.packing.pack import ARRAYS, concatenate, padding_rows, take_rows
+from data_pipeline.packing.plan import PackingConfig, plan_window
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.file_kinds import kind_of, without_credentials
-from data_pipeline.patterns import expand
-from data_pipeline.sources import find_sources
+from data_pipeline.reading.file_kinds import kind_of, without_credentials
+from data_pipeline.reading.patterns import expand
+from data_pipeline.reading.sources import find_sources
 
 
 def names(*inputs, skipped: Counter | None = None) -> list[str]:

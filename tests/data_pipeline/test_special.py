@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_pipeline.special import SPECIALS, check_aliases, parse_aliases, place_specials
+from data_pipeline.tokenizing.special import SPECIALS, check_aliases, parse_aliases, place_specials
 
 
 def place(found: dict[str, int], num_pieces: int, **aliases: str) -> tuple[dict[str, int], int]:

@@ -8,10 +8,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import byte_stream, text_lines
-from data_pipeline.byte_stream import CountedStream
-from data_pipeline.text_lines import lines, text_encoding, usable
-from data_pipeline.unusable import Refuse, Unusable, stop
+from data_pipeline.reading import byte_stream, text_lines
+from data_pipeline.reading.byte_stream import CountedStream
+from data_pipeline.reading.text_lines import lines, text_encoding, usable
+from data_pipeline.reading.unusable import Refuse, Unusable, stop
 
 
 def read(

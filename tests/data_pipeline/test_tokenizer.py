@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
-from data_pipeline.special import KNOWN_PIECES, SPECIAL_TEXT, SPECIALS
-from data_pipeline.tokenizer import SETTINGS_FILE, Tokenizer, open_tokenizer
-from data_pipeline.tokenizers_backend import TokenizersBackend
+from data_pipeline.tokenizing.special import KNOWN_PIECES, SPECIAL_TEXT, SPECIALS
+from data_pipeline.tokenizing.tokenizer import SETTINGS_FILE, Tokenizer, open_tokenizer
+from data_pipeline.tokenizing.tokenizers_backend import TokenizersBackend
 
 KINDS = ["model_file", "byte_bpe_folder", "wordpiece_folder"]
 FORGERIES = " ".join(name for names in KNOWN_PIECES.values() for name in names)

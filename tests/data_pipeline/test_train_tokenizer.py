@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.special import SPECIALS
-from data_pipeline.tokenizer import open_tokenizer
-from data_pipeline.train_tokenizer import TokenizerSettings, chunks, sampled, train_tokenizer
+from data_pipeline.preparing.train_tokenizer import (
+    TokenizerSettings,
+    chunks,
+    sampled,
+    train_tokenizer,
+)
+from data_pipeline.tokenizing.special import SPECIALS
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 
 
 def train(corpus_file, path, vocab_size=350, **changes) -> bytes:

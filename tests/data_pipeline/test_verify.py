@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from data_pipeline.manifest import MANIFEST_FILE, read_manifest
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.shards import open_shards
-from data_pipeline.verify import verify
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.storage.manifest import MANIFEST_FILE, read_manifest
+from data_pipeline.storage.shards import open_shards
+from data_pipeline.storage.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_folder_without_a_manifest_is_not_finished(folder):
     ],
 )
 def test_impossible_numbers_with_right_checksums_are_found(folder, array, at, value, says):
-    from data_pipeline.shard_files import index_layout
+    from data_pipeline.storage.shard_files import index_layout
 
     content = json.loads((folder / MANIFEST_FILE).read_text())
     entry = content["splits"]["train"]["shards"][0]
@@ -146,7 +146,7 @@ def test_a_token_outside_the_vocabulary_is_found(folder):
 
 def _rewrite(folder, change) -> None:
     """Change fields of the manifest and make its own checksum right."""
-    from data_pipeline.manifest import _checksum
+    from data_pipeline.storage.manifest import _checksum
 
     content = json.loads((folder / MANIFEST_FILE).read_text()) | change
     content.pop("checksum")
@@ -157,7 +157,7 @@ def _rewrite_checksums(folder, content) -> None:
     """Make all checksums of the shards right."""
     import xxhash
 
-    from data_pipeline.manifest import FileEntry, ShardEntry, split_fingerprint
+    from data_pipeline.storage.manifest import FileEntry, ShardEntry, split_fingerprint
 
     for split in content["splits"].values():
         for shard in split["shards"]:

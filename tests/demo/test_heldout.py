@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.loader import FIELDS, Batch, Position
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.loader import FIELDS, Batch, Position
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig
 from demo.heldout import Targets, compared, held_out_targets, left_neighbours, token_level
 from demo.ngram import count_bigram, count_unigram

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SUBJECTS = ["the river", "a teacher", "our house", "the old clock", "every ship", "a small bird"]

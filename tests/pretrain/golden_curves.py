@@ -101,7 +101,7 @@ def write_curves(folder: Path) -> None:
 
 
 def _shards(folder: Path) -> Path:
-    from data_pipeline.prepare import PrepareSettings, prepare
+    from data_pipeline.preparing.prepare import PrepareSettings, prepare
 
     source = folder / "text.txt"
     source.write_text(text(), encoding="utf-8")

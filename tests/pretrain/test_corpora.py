@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.blend import BlendedPosition, Mix
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.train_tokenizer import TokenizerSettings, train_tokenizer
+from data_pipeline.packing.blend import BlendedPosition, Mix
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
 from pretrain.cli import parse_train
 from pretrain.corpora import Corpora, open_corpora
 from pretrain.data_config import CorpusConfig, DataConfig

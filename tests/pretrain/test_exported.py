@@ -12,8 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from data_pipeline.sequence import Position
-from data_pipeline.shards import open_shards
+from data_pipeline.packing.sequence import Position
+from data_pipeline.storage.shards import open_shards
 from pretrain import exported, generate, resume
 from pretrain.checkpoint_files import FORMAT, MANIFEST, WEIGHTS, Manifest, folder_name, measure
 from pretrain.cli import parse_train

@@ -176,7 +176,7 @@ def test_the_loss_is_fp32_under_bf16(batch_c):
 
 
 def test_the_transform_is_built_with_the_settings_of_the_objective():
-    from data_pipeline.special import SPECIALS, SpecialIds
+    from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 
     special = SpecialIds(**{name: 100 + number for number, name in enumerate(SPECIALS)})
     objective = GlmObjective(BlankConfig(mask_ratio=0.3), weight=0.5)

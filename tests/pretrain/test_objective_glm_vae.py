@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.loader import Batch, Position, first_place, training_batches
 from data_pipeline.memory import MemorySplit
-from data_pipeline.plan import PackingConfig
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.packing.loader import Batch, Position, first_place, training_batches
+from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
 from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, GlmVaeConfig

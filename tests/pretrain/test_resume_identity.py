@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.sequence import Position
+from data_pipeline.packing.sequence import Position
 from pretrain import resume
 from pretrain.checkpoint_files import Manifest
 from pretrain.cli import parse_train

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.prepare import PrepareSettings, prepare
-from data_pipeline.shards import open_shards
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.storage.shards import open_shards
 
 pytestmark = pytest.mark.ranks
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from data_pipeline.plan import PackingConfig
+from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.transforms.blank import BlankConfig, plan_from_spans
 from kernels.visibility import single_documents
 from pretrain.cli import parse_train

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.shards import open_shards
+from data_pipeline.storage.shards import open_shards
 from pretrain.cli import parse_train
 from pretrain.models.shape import VOCABULARY_MULTIPLE, padded_vocabulary
 from pretrain.objectives.select import objectives_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_pipeline.loader import Position, training_batches
-from data_pipeline.shards import open_shards
+from data_pipeline.packing.loader import Position, training_batches
+from data_pipeline.storage.shards import open_shards
 from pretrain.cli import parse_train
 from pretrain.evaluate.likelihood import nats_per_target
 from pretrain.export import export

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from data_pipeline.rows import Rows
-from data_pipeline.special import SPECIAL_TEXT, SPECIALS, SpecialIds
+from data_pipeline.tokenizing.special import SPECIAL_TEXT, SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform, plan_from_spans
 from pretrain.filling.rows import WrittenText, blank_rows, transform_of
 from pretrain.filling.unpacked import hidden_states, unpacked
@@ -16,7 +16,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class WordTokenizer:
-    """The calls of data_pipeline.tokenizer.Tokenizer that filling and scoring make.
+    """The calls of data_pipeline.tokenizing.tokenizer.Tokenizer that filling and scoring make.
 
     Every letter between spaces is a token that carries the space on its left.
     """

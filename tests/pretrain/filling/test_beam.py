@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.special import SPECIALS, SpecialIds
+from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from pretrain.evaluate.likelihood import score_blanks
 from pretrain.filling.constraints import repeating_ids
 from pretrain.filling.fill import fill

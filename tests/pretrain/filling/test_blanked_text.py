@@ -3,7 +3,7 @@
 import pytest
 import sentencepiece
 
-from data_pipeline.tokenizer import open_tokenizer
+from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from pretrain.filling.text import parse
 
 

@@ -1,0 +1,104 @@
+"""Finished parts become the shards of a folder: the last step of prepare, done by one process.
+
+Parts are read in the order of their slices, so that the bytes are those that one process reading
+all of the input would write. The manifest is written last.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.preparing.duplicates import find_repeats
+from data_pipeline.preparing.encode import is_validation
+from data_pipeline.preparing.merged_manifest import build_manifest, total
+from data_pipeline.preparing.output_folder import OutputFolder
+from data_pipeline.preparing.parts import SliceRecord, blocks, finished_slice
+from data_pipeline.preparing.request import Request
+from data_pipeline.reading.unusable import check_skipped
+from data_pipeline.storage.manifest import (
+    SPLITS,
+    Manifest,
+    write_manifest,
+)
+from data_pipeline.storage.shard_writer import ShardWriter
+from data_pipeline.storage.stored import StoredDocuments
+
+SHARD_BYTES = 256 << 20  # of a token file, where shard_tokens is not given
+
+
+def merge(
+    request: Request,
+    work: OutputFolder,
+    on_bytes: Callable[[int], object] = lambda num_bytes: None,
+) -> Manifest:
+    """Write the shards of all slices, put them in place, and give their manifest.
+
+    on_bytes: told the bytes of the parts as they are read.
+    Raises ValueError if a slice is not finished or damaged, or if nothing is left to train on.
+    """
+    records = _finished(request, work.slices)
+    folder = work.begin()
+    repeats = None
+    if request.settings.dedup == "exact":
+        repeats = _find_repeats(request, records, work)
+    writers = _writers(request, folder)
+    first = 0
+    for stored in _documents(request, records, work.slices, on_bytes):
+        stop = first + len(stored)
+        if repeats is not None:
+            stored = stored.take(~repeats[first:stop])
+        held_out_N = is_validation(stored.text_hash_N, request.settings.validation)
+        writers["train"].add(stored.take(~held_out_N))
+        writers["validation"].add(stored.take(held_out_N))
+        first = stop
+    manifest = build_manifest(request, records, repeats, writers, work, folder)
+    write_manifest(manifest, folder)
+    work.complete()
+    return manifest
+
+
+def _finished(request: Request, folder: Path) -> list[SliceRecord]:
+    found = [finished_slice(folder, s.fingerprint) for s in request.slices]
+    records = [record for record in found if record]
+    if missing := [str(number) for number, record in enumerate(found) if not record]:
+        raise ValueError(
+            f"{len(missing)} of {len(found)} slices are not finished (number "
+            f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}). Prepare them first."
+        )
+    check_skipped(total(r.unusable for r in records), request.settings.max_skipped)
+    return records
+
+
+def _find_repeats(
+    request: Request, records: list[SliceRecord], work: OutputFolder
+) -> NDArray[np.bool_]:
+    identities = (
+        identity_N2
+        for record in records
+        for _, identity_N2 in blocks(work.slices, record, request.dtype)
+    )
+    num_documents = sum(r.documents for r in records)
+    return find_repeats(identities, num_documents, work.scratch("sorting"))
+
+
+def _writers(request: Request, folder: Path) -> dict[str, ShardWriter]:
+    settings = request.settings
+    shard_tokens = settings.shard_tokens or SHARD_BYTES // np.dtype(request.dtype).itemsize
+    return {
+        name: ShardWriter(folder, name, request.dtype, shard_tokens, settings.mix)
+        for name in SPLITS
+    }
+
+
+def _documents(
+    request: Request,
+    records: list[SliceRecord],
+    folder: Path,
+    on_bytes: Callable[[int], object],
+) -> Iterator[StoredDocuments]:
+    for record in records:
+        for stored, _ in blocks(folder, record, request.dtype):
+            yield stored
+        on_bytes(record.size_bytes)

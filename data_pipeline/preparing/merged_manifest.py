@@ -1,0 +1,170 @@
+"""What the manifest says of a merged folder: its shards, its sources, what was left out."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from data_pipeline.preparing.output_folder import OutputFolder
+from data_pipeline.preparing.parts import PieceRecord, SliceRecord, remove_slice
+from data_pipeline.preparing.prepare_slice import counted
+from data_pipeline.preparing.request import PrepareSettings, Request
+from data_pipeline.preparing.slices import opened
+from data_pipeline.reading.byte_stream import CHUNK_BYTES, size_and_hash
+from data_pipeline.reading.file_kinds import Source
+from data_pipeline.storage.manifest import (
+    FORMAT,
+    TOKENIZER_FOLDER,
+    FileEntry,
+    Manifest,
+    SourceEntry,
+    SplitEntry,
+    split_fingerprint,
+)
+from data_pipeline.storage.shard_writer import ShardWriter
+
+
+def build_manifest(
+    request: Request,
+    records: list[SliceRecord],
+    repeats: NDArray[np.bool_] | None,
+    writers: dict[str, ShardWriter],
+    work: OutputFolder,
+    folder: Path,
+) -> Manifest:
+    """Close the shards in `folder`, write the tokenizer beside them, and say what all of it is.
+
+    repeats: which of all documents were left out as duplicates; None: not looked for.
+    Raises ValueError if no document is there to train on, or an input is not what was read.
+    """
+    request.tokenizer.save(folder / TOKENIZER_FOLDER)
+    sources = tuple(_source_entries(request, records, repeats, work.slices))
+    settings, tokenizer = request.settings, request.tokenizer
+    skipped = total([request.skipped, *(c for r in records for c in (r.skipped, r.unusable))])
+    if repeats is not None:
+        skipped["duplicate"] = int(repeats.sum())
+    splits = {
+        name: split_entry(w, request.dtype, tokenizer.fingerprint) for name, w in writers.items()
+    }
+    _refuse_empty(splits, settings, skipped)
+    return Manifest(
+        format=FORMAT,
+        dtype=request.dtype,
+        vocab_size=tokenizer.vocab_size,
+        special=tokenizer.special,
+        aliases=tokenizer.aliases,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        tokenizer_files=file_entries(folder / TOKENIZER_FOLDER),
+        settings=settings.recorded(),
+        source=settings.source,
+        licence=settings.licence,
+        sources=sources,
+        skipped=counted(skipped),
+        cleaned=counted(total([r.cleaned for r in records])),
+        splits=splits,
+    )
+
+
+def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Counts by reason, added up."""
+    added: Counter[str] = Counter()
+    for one in counts:
+        added.update(one)
+    return added
+
+
+def split_entry(writer: ShardWriter, dtype: str, tokenizer_fingerprint: str) -> SplitEntry:
+    """Close the shards of a split, and give what the manifest says of them."""
+    shards = writer.close()
+    return SplitEntry(
+        documents=sum(s.documents for s in shards),
+        tokens=sum(s.tokens for s in shards),
+        fingerprint=split_fingerprint(dtype, tokenizer_fingerprint, shards),
+        shards=shards,
+    )
+
+
+def _refuse_empty(
+    splits: dict[str, SplitEntry], settings: PrepareSettings, skipped: Counter[str]
+) -> None:
+    if splits["train"].documents:
+        return
+    left_out = ", ".join(f"{n} {reason}" for reason, n in counted(skipped).items())
+    if splits["validation"].documents:
+        raise ValueError(
+            "all documents fell to validation, none to train. --validation is "
+            f"{settings.validation}; choose a smaller share."
+        )
+    raise ValueError(f"the inputs hold no document ({left_out or 'nothing to read'}).")
+
+
+def _source_entries(
+    request: Request,
+    records: list[SliceRecord],
+    repeats: NDArray[np.bool_] | None,
+    folder: Path,
+) -> Iterator[SourceEntry]:
+    """What was read of each source, its pieces put together again.
+
+    Raises ValueError if a file is not the one any more that was read; its parts are removed then.
+    """
+    pieces: dict[int, list[PieceRecord]] = {}
+    documents: Counter[int] = Counter()
+    first = 0
+    for work, record in zip(request.slices, records, strict=True):
+        for piece, read in zip(work.pieces, record.pieces, strict=True):
+            stop = first + read.documents
+            left_out = int(repeats[first:stop].sum()) if repeats is not None else 0
+            documents[piece.number] += read.documents - left_out
+            pieces.setdefault(piece.number, []).append(read)
+            first = stop
+    for number, source in enumerate(request.sources):
+        size_bytes, xxh3 = pieces[number][0].size_bytes, pieces[number][0].xxh3
+        if len(pieces[number]) > 1:
+            if not (joined := _joined(source, pieces[number])):
+                raise _changed(request, number, folder)
+            size_bytes, xxh3 = joined
+        yield SourceEntry(
+            path=source.name, documents=documents[number], size_bytes=size_bytes, xxh3=xxh3
+        )
+
+
+def _joined(source: Source, pieces: list[PieceRecord]) -> tuple[int, str] | None:
+    """Size and hash of a whole file; None unless its pieces are those that were read."""
+    whole, size_bytes = xxhash.xxh3_128(), 0
+    with opened(source) as raw:
+        for piece in pieces:
+            assert piece.size_bytes is not None
+            hashed, left = xxhash.xxh3_128(), piece.size_bytes
+            while left and (content := raw.read(min(left, CHUNK_BYTES))):
+                whole.update(content)
+                hashed.update(content)
+                left -= len(content)
+            if left or hashed.hexdigest() != piece.xxh3:
+                return None
+            size_bytes += piece.size_bytes
+    return size_bytes, whole.hexdigest()
+
+
+def _changed(request: Request, number: int, folder: Path) -> ValueError:
+    """A file that changed without its size and time doing so; its parts go."""
+    for work in request.slices:
+        if work.pieces[0].number == number:
+            remove_slice(folder, work.fingerprint)
+    name = request.sources[number].name
+    return ValueError(f"{name} has changed since it was read. Run the same command again.")
+
+
+def file_entries(folder: Path) -> tuple[FileEntry, ...]:
+    """The files of a folder inside the one of the manifest, by name."""
+    entries = []
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as raw:
+            size_bytes, xxh3 = size_and_hash(raw)
+        entries.append(
+            FileEntry(path=f"{folder.name}/{path.name}", size_bytes=size_bytes, xxh3=xxh3)
+        )
+    return tuple(entries)

@@ -1,0 +1,205 @@
+"""The part of a slice: its documents, tokenized, until all parts are merged into shards.
+
+    slices/FINGERPRINT.part     blocks of documents in their order
+    slices/FINGERPRINT.json     what the part holds and left out; there means the slice is finished
+
+A block: three uint64 (documents N, tokens, sentence ends), then, all little-endian, the fields of
+`_block_layout`. Both files are written under a name of their own and renamed, so that a slice that
+two processes work on at once is right whoever comes last: it depends on the input alone.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from data_pipeline.storage.stored import StoredDocuments
+
+_HEADER_BYTES = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceRecord:
+    """What was read of one piece; size_bytes and xxh3 are None where it has no bytes."""
+
+    documents: int
+    size_bytes: int | None
+    xxh3: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceRecord:
+    """What a finished part holds, and what reading the slice left out."""
+
+    fingerprint: str
+    documents: int
+    size_bytes: int
+    xxh3: str
+    pieces: tuple[PieceRecord, ...]
+    skipped: dict[str, int]
+    cleaned: dict[str, int]
+    unusable: dict[str, int]
+
+
+class PartWriter:
+    """The part of one slice in `folder`, there once `finish` has returned.
+
+    with PartWriter(folder, fingerprint, dtype) as part:
+        part.add(stored, identity_N2)
+        part.finish(pieces, ...)
+    """
+
+    def __init__(self, folder: Path, fingerprint: str, dtype: str) -> None:
+        self._folder, self._fingerprint, self._dtype = folder, fingerprint, dtype
+        self._partial = folder / f".{fingerprint}.{secrets.token_hex(4)}"
+        self._hash = xxhash.xxh3_128()
+        self._size_bytes = self.documents = 0
+
+    def __enter__(self) -> "PartWriter":
+        self._file = self._partial.open("xb")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    def add(self, stored: StoredDocuments, identity_N2: NDArray[np.uint64]) -> None:
+        """Append documents as one block."""
+        counts = (len(stored), len(stored.tokens), len(stored.sentence_ends))
+        arrays = vars(stored) | {"identity_N2": identity_N2}
+        content = [np.array(counts, "<u8").tobytes()]
+        content += [arrays[n].astype(d).tobytes() for n, d, _ in _block_layout(counts, self._dtype)]
+        block = b"".join(content)
+        self._file.write(block)
+        self._hash.update(block)
+        self._size_bytes += len(block)
+        self.documents += len(stored)
+
+    def finish(
+        self,
+        pieces: list[PieceRecord],
+        skipped: dict[str, int],
+        cleaned: dict[str, int],
+        unusable: dict[str, int],
+    ) -> SliceRecord:
+        """Put the part and its record in place, safe against a loss of power."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        record = SliceRecord(
+            fingerprint=self._fingerprint,
+            documents=self.documents,
+            size_bytes=self._size_bytes,
+            xxh3=self._hash.hexdigest(),
+            pieces=tuple(pieces),
+            skipped=skipped,
+            cleaned=cleaned,
+            unusable=unusable,
+        )
+        text = json.dumps(asdict(record), ensure_ascii=False)
+        os.rename(self._partial, part_path(self._folder, self._fingerprint))
+        with self._partial.open("x", encoding="utf-8") as file:
+            file.write(f"{text}\n{_checksum(text)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(self._partial, _record_path(self._folder, self._fingerprint))
+        return record
+
+
+def part_path(folder: Path, fingerprint: str) -> Path:
+    """The file of a part."""
+    return folder / f"{fingerprint}.part"
+
+
+def finished_slice(folder: Path, fingerprint: str) -> SliceRecord | None:
+    """The record of a slice if it is finished, else None; whole is only what `blocks` has read."""
+    try:
+        text, checksum, _ = _record_path(folder, fingerprint).read_text("utf-8").split("\n")
+        size_bytes = part_path(folder, fingerprint).stat().st_size
+    except (FileNotFoundError, ValueError):
+        return None
+    if checksum != _checksum(text):
+        return None
+    content = json.loads(text)
+    pieces = tuple(PieceRecord(**p) for p in content["pieces"])
+    record = SliceRecord(**content | {"pieces": pieces})
+    return record if (record.fingerprint, record.size_bytes) == (fingerprint, size_bytes) else None
+
+
+def remove_slice(folder: Path, fingerprint: str) -> None:
+    """Remove a part and its record, the record first."""
+    _record_path(folder, fingerprint).unlink(missing_ok=True)
+    part_path(folder, fingerprint).unlink(missing_ok=True)
+
+
+def blocks(
+    folder: Path, record: SliceRecord, dtype: str
+) -> Iterator[tuple[StoredDocuments, NDArray[np.uint64]]]:
+    """The documents of a part and what tells equal ones, (N, 2), a block at a time.
+
+    Raises ValueError at its end, or before, if the part is not what its record says; it is removed
+    then, so that the slice is done again by the next run.
+    """
+    hashed, left = xxhash.xxh3_128(), record.size_bytes
+    with part_path(folder, record.fingerprint).open("rb") as file:
+        while left:
+            header = file.read(_HEADER_BYTES)
+            counts = np.frombuffer(header, "<u8").tolist() if len(header) == _HEADER_BYTES else []
+            layout = _block_layout(counts, dtype) if len(counts) == 3 else []
+            size_bytes = sum(np.dtype(d).itemsize * length for _, d, length in layout)
+            left -= _HEADER_BYTES + size_bytes
+            if not layout or left < 0:
+                break
+            content = file.read(size_bytes)
+            hashed.update(header)
+            hashed.update(content)
+            yield _block(content, layout)
+    if left or hashed.hexdigest() != record.xxh3:
+        remove_slice(folder, record.fingerprint)
+        raise ValueError(
+            f"{part_path(folder, record.fingerprint)} is damaged and was removed. Run the same "
+            "command again: it makes this slice anew."
+        )
+
+
+def _block_layout(counts: Sequence[int], dtype: str) -> list[tuple[str, str, int]]:
+    """The fields of a block of documents, tokens, sentence ends: name, dtype, length."""
+    documents, tokens, sentence_ends = counts
+    ids = np.dtype(dtype).newbyteorder("<").str
+    return [
+        ("lengths_N", "<u4", documents),
+        ("prompt_lengths_N", "<u4", documents),
+        ("num_ends_N", "<u4", documents),
+        ("text_hash_N", "<u8", documents),
+        ("identity_N2", "<u8", 2 * documents),
+        ("sentence_ends", "<u4", sentence_ends),
+        ("tokens", ids, tokens),
+    ]
+
+
+def _block(
+    content: bytes, layout: list[tuple[str, str, int]]
+) -> tuple[StoredDocuments, NDArray[np.uint64]]:
+    arrays: dict[str, NDArray] = {}
+    start = 0
+    for name, dtype, length in layout:
+        arrays[name] = np.frombuffer(content, dtype, length, start)
+        start += arrays[name].nbytes
+    identity_N2 = arrays.pop("identity_N2").reshape(-1, 2)
+    for name in ("lengths_N", "prompt_lengths_N", "num_ends_N", "sentence_ends"):
+        arrays[name] = arrays[name].astype(np.int64)
+    return StoredDocuments(**arrays), identity_N2
+
+
+def _record_path(folder: Path, fingerprint: str) -> Path:
+    return folder / f"{fingerprint}.json"
+
+
+def _checksum(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode("utf-8"))

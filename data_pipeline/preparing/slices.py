@@ -1,0 +1,180 @@
+"""The input cut into slices by nothing but itself, so that whoever works on them gets the same.
+
+    slice 0   a.txt, b.jsonl.gz, c.csv       consecutive files of slice_bytes together
+    slice 1   d.txt from byte 0              a large file of plain lines: stretches of slice_bytes,
+    slice 2   d.txt from byte 67,108,864     each beginning behind the first line end from there on
+    slice 3   e.csv.gz                       any other file whole, however large
+
+A line belongs to the slice in which it begins. Nothing is read to know the slices but the first
+bytes of the large files; where its lines begin and end is found out by who reads the stretch.
+"""
+
+import codecs
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import BinaryIO, cast
+
+import xxhash
+
+from data_pipeline.reading.byte_stream import CHUNK_BYTES
+from data_pipeline.reading.documents import Document, ReadSettings, Tally, read_source
+from data_pipeline.reading.file_kinds import Source
+
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+# Encodings in which the byte 10 is a newline wherever it stands, behind a wrong byte too.
+_NEWLINE_IS_A_BYTE = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[ru]")
+_LOOKED_AT_BYTES = 4096  # of a large file: what may be refused by its start must stay whole
+_MAX_SLICES = 1_000_000
+_SEARCH_BYTES = 1 << 16  # read at a time where a line end is looked for
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A source, or the lines of it that begin in the bytes begin..end - 1; end None: all of it."""
+
+    number: int  # of the source among all
+    source: Source
+    begin: int = 0
+    end: int | None = None
+
+
+def plan_slices(
+    sources: list[Source], settings: ReadSettings, slice_bytes: int
+) -> list[tuple[Piece, ...]]:
+    """The slices of all sources, in the order of their documents.
+
+    Raises ValueError if they are too many.
+    """
+    slices: list[tuple[Piece, ...]] = []
+    together: list[Piece] = []
+    size_bytes = 0
+    for number, source in enumerate(sources):
+        added = source.size_bytes if source.size_bytes is not None else slice_bytes
+        if together and size_bytes + added > slice_bytes:
+            slices.append(tuple(together))
+            together, size_bytes = [], 0
+        if added > slice_bytes and _is_lines(source, settings):
+            bounds = range(0, added, slice_bytes)
+            if len(slices) + len(bounds) > _MAX_SLICES:
+                raise ValueError(
+                    f"--slice-bytes {slice_bytes} cuts the input into more than {_MAX_SLICES:,} "
+                    "slices. Choose more bytes; the default is 64 MiB."
+                )
+            slices += [(Piece(number, source, b, min(b + slice_bytes, added)),) for b in bounds]
+        else:
+            together.append(Piece(number, source))
+            size_bytes += added
+    if together:
+        slices.append(tuple(together))
+    return slices
+
+
+def read_piece(
+    piece: Piece, settings: ReadSettings, tally: Tally, on_bytes: Callable[[int], object]
+) -> Iterator[Document]:
+    """The documents of a piece; at its end `tally` holds size and hash of the bytes it is.
+
+    Errors name the line by its number in the file.
+    """
+    if piece.end is None:
+        yield from read_source(piece.source, settings, tally, on_bytes)
+        return
+    begin, end = _line_bounds(piece)
+    if begin == end:  # one line reaches over the whole stretch
+        tally.size_bytes, tally.xxh3 = 0, xxhash.xxh3_128_hexdigest(b"")
+        return
+    stretch = replace(
+        piece.source, open=lambda: _open_stretch(piece.source, begin, end), first_byte=begin
+    )
+    policy = deepcopy(tally.refuse)  # as it is before this piece
+    try:
+        yield from read_source(stretch, settings, tally, on_bytes)
+    except ValueError:
+        if begin == 0:
+            raise
+        # What lies in front is counted only now: read again, the error knows its line.
+        numbered = replace(stretch, first_line=1 + _line_ends_before(piece.source, begin))
+        for _ in read_source(numbered, settings, Tally(refuse=policy), lambda num_bytes: None):
+            pass
+        raise
+
+
+def opened(source: Source) -> BinaryIO:
+    """The bytes of a source that has bytes, as a context manager too."""
+    assert source.open is not None
+    return cast(BinaryIO, source.open())
+
+
+def _is_lines(source: Source, settings: ReadSettings) -> bool:
+    """True where every byte 10 of a file ends a line, and each line is a document of its own."""
+    by_line = source.kind == "jsonl" or (source.kind == "text" and settings.document == "line")
+    if not by_line or source.compression or source.open is None:
+        return False
+    if not _NEWLINE_IS_A_BYTE.fullmatch(settings.encoding):
+        return False
+    with opened(source) as raw:
+        start = raw.read(_LOOKED_AT_BYTES)
+    return not start.startswith(_WIDE_MARKS) and b"\0" not in start
+
+
+def _line_bounds(piece: Piece) -> tuple[int, int]:
+    """Where the first line that begins in a piece begins, and where the last one ends."""
+    assert piece.end is not None and piece.source.size_bytes is not None
+    with opened(piece.source) as raw:
+        begin = _line_start(raw, piece.begin, piece.end)
+        if begin == piece.end:
+            return begin, begin
+        return begin, _line_start(raw, piece.end, piece.source.size_bytes)
+
+
+def _line_start(raw: BinaryIO, begin: int, end: int) -> int:
+    """The first place in begin..end - 1 at which a line begins, else `end`."""
+    if begin == 0 or begin == end:
+        return begin
+    place = begin - 1
+    raw.seek(place)
+    while content := raw.read(min(_SEARCH_BYTES, end - 1 - place)):
+        if (found := content.find(b"\n")) >= 0:
+            return place + found + 1
+        place += len(content)
+    return end
+
+
+def _line_ends_before(source: Source, end: int) -> int:
+    """The line ends in front of a byte: newlines, and in text also each lone carriage return."""
+    num_ends, last = 0, b""
+    with _open_stretch(source, 0, end) as raw:
+        while content := raw.read(CHUNK_BYTES):
+            num_ends += content.count(b"\n")
+            if source.kind == "text":
+                pairs = content.count(b"\r\n") + (last == b"\r" and content[:1] == b"\n")
+                num_ends += content.count(b"\r") - pairs
+                last = content[-1:]
+    return num_ends
+
+
+@contextmanager
+def _open_stretch(source: Source, begin: int, end: int) -> Iterator[BinaryIO]:
+    with opened(source) as raw:
+        raw.seek(begin)
+        yield cast(BinaryIO, _Stretch(raw, end - begin))
+
+
+class _Stretch(io.RawIOBase):
+    """The next `size_bytes` of a file, as a file."""
+
+    def __init__(self, raw: BinaryIO, size_bytes: int) -> None:
+        self._raw, self._left = raw, size_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        assert size >= 0
+        content = self._raw.read(min(size, self._left))
+        self._left -= len(content)
+        return content

@@ -1,0 +1,114 @@
+"""What can be read: kinds of file by their endings, and the source that every input becomes.
+
+kind_of("a/X.TXT") == "text", kind_of("x.csv.gz") == "csv", compression_of("x.csv.gz") == "gz"
+"""
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import BinaryIO, Literal, get_args
+from urllib.parse import parse_qsl, quote, unquote
+
+from data_pipeline.reading.byte_stream import Compression
+
+Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet", "saved_dataset", "hub_dataset"]
+_KIND_OF_ENDING: dict[str, Kind] = {
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+_PACKED = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".br", ".z")
+_IS_SECRET = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|ACCESS_KEY|API_KEY", re.I)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>()]+", re.I)
+KNOWN = (
+    f"{', '.join(_KIND_OF_ENDING)}, all but .parquet also with "
+    f".{', .'.join(get_args(Compression))} behind"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing to read. `open` gives its bytes; datasets have none and are opened by name."""
+
+    name: str  # as errors and the manifest show it: never with credentials
+    kind: Kind
+    location: str
+    size_bytes: int | None
+    open: Callable[[], AbstractContextManager[BinaryIO]] | None
+    compression: Compression | None = None
+    first_line: int = 1  # of a stretch inside a file (slices.py): the number of its first line
+    first_byte: int = 0  # and where in the file it begins; then it is the start of nothing
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of a file by its ending (any case), or None; x.txt.gz is of the kind of x.txt."""
+    if compression_of(name) is None:
+        return _KIND_OF_ENDING.get(PurePosixPath(name).suffix.lower())
+    kind = _KIND_OF_ENDING.get(PurePosixPath(PurePosixPath(name).stem).suffix.lower())
+    return None if kind == "parquet" else kind  # it is compressed inside, and read out of order
+
+
+def compression_of(name: str) -> Compression | None:
+    """How a file is compressed, by its last ending, or None."""
+    ending = PurePosixPath(name).suffix.lower().removeprefix(".")
+    return next((c for c in get_args(Compression) if c == ending), None)
+
+
+def how_to_read(name: str) -> str:
+    """What to do about a file whose ending is none that can be read."""
+    if compression_of(name) or PurePosixPath(name).suffix.lower() in _PACKED:
+        return "Unpack it, and name what is in it."
+    return "Rename the file."
+
+
+def file_source(
+    name: str,
+    location: str,
+    size_bytes: int | None,
+    open_file: Callable[[], AbstractContextManager[BinaryIO]],
+) -> Source:
+    """A file of a known ending as a source."""
+    file = without_credentials(location)
+    kind = kind_of(file)
+    assert kind is not None
+    name = name.encode("utf-8", "backslashreplace").decode()  # of a file whose name is no text
+    return Source(name, kind, location, size_bytes, open_file, compression_of(file))
+
+
+def without_credentials(url: str) -> str:
+    """A URL, or several chained by ::, without user, password, query and fragment."""
+    return "::".join(_bare(part) for part in url.split("::"))
+
+
+def _bare(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    user, at, host = rest.rpartition("@")
+    # A secret may hold a slash; an @ behind one may also be a revision, or stand in a file's name.
+    if at and ("/" not in user or re.match(r"[^/@]*:(?!\d+/)", user)):
+        rest = host
+    return f"{scheme}://{rest}"
+
+
+def scrubbed(message: str, url: str = "") -> str:
+    """A library's message without the credentials in `url` or in this process's environment.
+
+    Whatever stands before an @ or behind a ? in a URL of the message goes too.
+    """
+    secrets = [v for n, v in os.environ.items() if _IS_SECRET.search(n) and len(v) >= 8]
+    for part in url.split("::"):
+        query = part.partition("?")[2].partition("#")[0]
+        user = part.partition("://")[2].rpartition("@")[0]
+        words = [query, *(v for _, v in parse_qsl(query)), user, user.partition(":")[2]]
+        secrets += [form for w in words if len(w) > 3 for form in (w, unquote(w), quote(w))]
+    for secret in sorted(set(secrets), key=len, reverse=True):
+        message = message.replace(secret, "***")
+    return _URL.sub(lambda m: without_credentials(m[0]), message)
