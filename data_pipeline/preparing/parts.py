@@ -146,7 +146,8 @@ def blocks(
     Raises ValueError at its end, or before, if the part is not what its record says; it is removed
     then, so that the slice is done again by the next run.
     """
-    hashed, left = xxhash.xxh3_128(), record.size_bytes
+    hashed, left, documents_left = xxhash.xxh3_128(), record.size_bytes, record.documents
+    is_whole = False
     with part_path(folder, record.fingerprint).open("rb") as file:
         while left:
             header = file.read(_HEADER_BYTES)
@@ -159,8 +160,15 @@ def blocks(
             content = file.read(size_bytes)
             hashed.update(header)
             hashed.update(content)
-            yield _block(content, layout)
-    if left or hashed.hexdigest() != record.xxh3:
+            stored, identity_N2 = _block(content, layout)
+            documents_left -= len(stored)
+            # The hash is known at the end: counts that tell of other arrays must not get so far.
+            if not _adds_up(stored) or documents_left < 0:
+                break
+            yield stored, identity_N2
+        else:
+            is_whole = documents_left == 0 and hashed.hexdigest() == record.xxh3
+    if not is_whole:
         remove_slice(folder, record.fingerprint)
         raise ValueError(
             f"{part_path(folder, record.fingerprint)} is damaged and was removed. Run the same "
@@ -195,6 +203,12 @@ def _block(
     for name in ("lengths_N", "prompt_lengths_N", "num_ends_N", "sentence_ends"):
         arrays[name] = arrays[name].astype(np.int64)
     return StoredDocuments(**arrays), identity_N2
+
+
+def _adds_up(stored: StoredDocuments) -> bool:
+    """True where the documents own all tokens and sentence ends, and no other."""
+    owned = (int(stored.lengths_N.sum()), int(stored.num_ends_N.sum()))
+    return owned == (len(stored.tokens), len(stored.sentence_ends))
 
 
 def _record_path(folder: Path, fingerprint: str) -> Path:
