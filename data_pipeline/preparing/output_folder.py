@@ -24,11 +24,13 @@ class OutputFolder:
     """The work on one folder.
 
     is_shared: several processes add slices, none completes it (tasks of a job array).
+    final: where it is to be; a link to an empty folder: where that is.
     Raises ValueError if the place is taken, or if another process works on it.
     """
 
     def __init__(self, final: str | Path, *, is_shared: bool = False) -> None:
-        self.final = Path(os.path.abspath(final))  # so that "." has a name
+        # A real path: "." has a name in it, and a folder can be renamed to it, as not to a link.
+        self.final = Path(os.path.realpath(final))
         self.partial = self.final.with_name(f".{self.final.name}.partial")
         self.slices = self.partial / "slices"
         self._shards = self.partial / "shards"
@@ -113,7 +115,12 @@ def check_named(option: str, path: str) -> None:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ValueError unless a folder can be made in this place."""
+    """Raise ValueError unless a folder can be put in this place, which is no link."""
+    if os.path.ismount(folder):
+        raise ValueError(
+            f"--output {folder} is the root of a file system, which no folder can take the place "
+            f"of. Name one in it, as {folder / 'shards'}."
+        )
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.exists() or folder.is_symlink():

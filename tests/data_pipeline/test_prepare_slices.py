@@ -10,10 +10,11 @@ import pytest
 from data_pipeline.preparing.merge import merge
 from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import PartWriter
-from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.prepare import AlreadyPrepared, PrepareSettings, prepare
 from data_pipeline.preparing.prepare_slice import prepare_slice
 from data_pipeline.preparing.request import open_request
 from data_pipeline.reading.documents import ReadSettings
+from data_pipeline.storage.manifest import read_manifest
 from data_pipeline.storage.shards import open_shards
 
 SLICE_BYTES = 6000  # mixed_folder is 17 slices then
@@ -210,6 +211,33 @@ def test_an_output_inside_an_input_is_an_error(settings, tmp_path, output):
     with pytest.raises(ValueError, match=r"--output .* lies inside --input .*in, so that"):
         prepare(settings(output, input=[str(tmp_path / "in")]))
     assert not list(tmp_path.glob("**/.*"))
+
+
+def test_an_output_that_is_a_link_to_an_empty_folder_is_where_it_leads(settings, tmp_path):
+    (tmp_path / "disk/shards").mkdir(parents=True)
+    (tmp_path / "x").symlink_to("disk/shards")
+    manifest = prepare(settings("x"))
+    assert (tmp_path / "x").is_symlink()
+    assert read_manifest(tmp_path / "disk/shards") == manifest
+    assert [p.name for p in (tmp_path / "disk").iterdir()] == ["shards"]
+    with pytest.raises(AlreadyPrepared):
+        prepare(settings("x"))
+
+
+def test_an_output_that_is_a_link_to_itself_is_an_error(settings, tmp_path):
+    (tmp_path / "x").symlink_to("x")
+    with pytest.raises(ValueError, match="exists and holds something else"):
+        prepare(settings("x"))
+
+
+def test_an_output_where_a_disk_is_mounted_is_an_error_before_the_work(
+    settings, tmp_path, monkeypatch
+):
+    (tmp_path / "x").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "x")
+    with pytest.raises(ValueError, match=r"x is the root of a file system.* as .*x/shards\.$"):
+        prepare(settings("x"))
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_full_disk_is_said_and_keeps_what_is_finished(settings, tmp_path, monkeypatch):
