@@ -6,6 +6,7 @@ from data_pipeline.preparing.request import Request
 from data_pipeline.preparing.slices import opened
 from data_pipeline.reading.byte_stream import size_and_hash
 from data_pipeline.reading.file_kinds import Source
+from data_pipeline.reading.saved_dataset import size_and_hash_of_data
 from data_pipeline.storage.manifest import Manifest, SourceEntry, read_manifest
 
 # What folders have that are older than an option.
@@ -37,12 +38,15 @@ def _changed_files(sources: list[Source], made: tuple[SourceEntry, ...]) -> list
         return ["the list of input files"]
     changed = []
     for source, entry in zip(sources, made, strict=True):
-        if source.open is None or "://" in source.name:  # not fetched only to be compared
-            if source.size_bytes != entry.size_bytes:
-                changed.append(source.name)
-            continue
-        with opened(source) as raw:
-            _, xxh3 = size_and_hash(raw)
-        if xxh3 != entry.xxh3:
+        if _has_changed(source, entry):
             changed.append(source.name)
     return changed
+
+
+def _has_changed(source: Source, entry: SourceEntry) -> bool:
+    if source.kind == "saved_dataset":
+        return size_and_hash_of_data(source.location) != (entry.size_bytes, entry.xxh3)
+    if source.open is None or "://" in source.name:  # not fetched only to be compared
+        return source.size_bytes != entry.size_bytes
+    with opened(source) as raw:
+        return size_and_hash(raw)[1] != entry.xxh3

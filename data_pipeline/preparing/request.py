@@ -14,6 +14,7 @@ import xxhash
 
 from data_pipeline.preparing.output_folder import check_named
 from data_pipeline.preparing.slices import Piece, plan_slices
+from data_pipeline.reading import saved_dataset
 from data_pipeline.reading.documents import ReadSettings
 from data_pipeline.reading.file_kinds import Source
 from data_pipeline.reading.sources import find_sources
@@ -169,6 +170,8 @@ def refuse_changed(request: Request, piece: Piece) -> None:
 
 def _version(source: Source) -> list[Any]:
     """What changes when a source does: its size, and on a disk the time it was written."""
+    if source.kind == "saved_dataset":
+        return [source.name, saved_dataset.version(source.location)]
     if source.open is None or "://" in source.name:
         return [source.name, source.size_bytes]
     now = os.stat(source.location)

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 from data_pipeline.reading.byte_stream import CountedStream, decompressed, size_and_hash
 from data_pipeline.reading.file_kinds import Source
 from data_pipeline.reading.records import Record, dataset_records, file_records, parquet_records
+from data_pipeline.reading.saved_dataset import size_and_hash_of_data
 from data_pipeline.reading.text_lines import MAX_CHARACTERS, Line, lines, too_long, usable
 from data_pipeline.reading.unusable import Refuse, Unusable, stop
 
@@ -57,10 +58,15 @@ class Tally:
 def read_source(
     source: Source, settings: ReadSettings, tally: Tally, on_bytes: Callable[[int], object]
 ) -> Iterator[Document]:
-    """The documents of one source; at its end `tally` holds its size and hash, if it has bytes."""
+    """The documents of one source; at its end `tally` holds its size and hash, if it has bytes.
+
+    Those of a saved dataset are of its data files, one behind the other.
+    """
     tally.size_bytes, tally.xxh3 = None, None
     if source.open is None:
         yield from _kept(_of_records(dataset_records(source), settings, tally), tally)
+        if source.kind == "saved_dataset":
+            tally.size_bytes, tally.xxh3 = size_and_hash_of_data(source.location)
         return
     with source.open() as raw:
         if source.kind == "parquet":

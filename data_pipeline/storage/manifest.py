@@ -53,7 +53,10 @@ class SplitEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEntry:
-    """One input file. size_bytes and xxh3 are None where it could not be read as bytes."""
+    """One input file, or the data files of a saved dataset, one behind the other.
+
+    size_bytes and xxh3 are None where it could not be read as bytes.
+    """
 
     path: str
     documents: int
