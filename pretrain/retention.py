@@ -4,6 +4,7 @@ Of steps 10 to 40 with held-out losses 3.1, 2.9, 3.0 and none, keep_last 1 and k
 and 20.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -24,11 +25,13 @@ def kept(held_out_nats: Mapping[int, float | None], rules: Retention) -> set[int
     """Steps of the checkpoints that stay.
 
     held_out_nats: the held-out loss of every checkpoint by its step; None where it was not
-    measured, which is never among the best. Of equal losses the later step is the better.
+    measured. That, nan and inf are never among the best; of equal losses the later step is the
+    better.
     """
     steps = sorted(held_out_nats)
     stay = set(steps[-rules.keep_last :])
     if rules.keep_every:
         stay |= {step for step in steps if step % rules.keep_every == 0}
-    measured = [(nats, -step) for step, nats in held_out_nats.items() if nats is not None]
+    numbers = ((nats, -step) for step, nats in held_out_nats.items() if nats is not None)
+    measured = [pair for pair in numbers if math.isfinite(pair[0])]
     return stay | {-negative for _, negative in sorted(measured)[: rules.keep_best]}

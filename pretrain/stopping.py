@@ -23,7 +23,7 @@ from types import FrameType
 
 import torch
 
-from pretrain.world import World
+from pretrain.world import World, launchers
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +41,11 @@ class StopRequests:
     def __init__(self, run_folder: Path, world: World) -> None:
         self._stop_file = run_folder / STOP_FILE
         self._world = world
-        self._launchers = launchers()
         self._signal: int | None = None
         self._first_at_s = 0.0
-        self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
-
-    def restore(self) -> None:
-        """Put back the handlers that were in place before."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        # For as long as the process lives: a signal after the last save must not spoil its end.
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def votes(self) -> torch.Tensor:
         """What this rank has been asked, float64, to be summed over all ranks for `agreed`."""
@@ -62,15 +58,18 @@ class StopRequests:
         counted = zip(_REASONS[1:], votes_of_all[1:], strict=True)
         reasons = [reason for reason, votes in counted if votes]
         if reasons and self._world.leads:
-            self._stop_file.unlink(missing_ok=True)
+            try:
+                self._stop_file.unlink(missing_ok=True)
+            except OSError as problem:  # the save must not fail for it
+                logger.warning("%s cannot be removed: %s", self._stop_file, problem)
         return reasons[0] if reasons else None
 
     def _reason(self) -> str:
         if self._signal is not None:
             return signal.Signals(self._signal).name
-        if self._world.leads and self._stop_file.exists():
+        if self._world.leads and self._stop_file.is_file():
             return "the file STOP"
-        if self._world.launched and launchers() != self._launchers:
+        if self._world.launchers and launchers() != self._world.launchers:
             return "the launcher is gone"
         return ""
 
@@ -83,21 +82,3 @@ class StopRequests:
         elif number == signal.SIGINT and now_s - self._first_at_s >= SECOND_SIGINT_AFTER_S:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def launchers() -> tuple[int, ...]:
-    """Process numbers of who started this rank: its parent, and the parent of deepspeed's
-    launch.py. Other numbers than before mean that one of them is gone."""
-    parent = os.getppid()
-    if b"deepspeed.launcher.launch" not in _of_process(parent, "cmdline"):
-        return (parent,)
-    after_name = _of_process(parent, "stat").rpartition(b")")[2].split()
-    return (parent, *map(int, after_name[1:2]))
-
-
-def _of_process(number: int, what: str) -> bytes:
-    """A file of /proc; empty where there is none."""
-    try:
-        return Path(f"/proc/{number}/{what}").read_bytes()
-    except OSError:
-        return b""

@@ -17,7 +17,7 @@ from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.corpora import Corpora, Corpus, open_corpora
-from pretrain.evaluate.held_out import held_out_nats, mean_nats
+from pretrain.evaluate.held_out import held_out_nats, mean_nats, minimised
 from pretrain.evaluate.latent import held_out_latents
 from pretrain.evaluate.samples import filled_texts
 from pretrain.metrics import Metrics
@@ -124,7 +124,6 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
             scalars.restart_clock()
         if reason:
             break
-    stops.restore()
     if metrics:
         metrics.finish(reason)
     return reason
@@ -199,11 +198,7 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> float | None:
     }
     if corpora:
         nats = mean_nats(nats_of, {c.name: c.weight for c in corpora})
-        held_out = sum(
-            o.weight * nats.get(f"{o.name}/{term}", 0.0)
-            for o in setup.objectives
-            for term in o.optimised
-        )
+        held_out = minimised(setup.objectives, nats)
         if metrics:
             named = nats_of if setup.corpora.is_mixed else {}
             tags = {f"{name}_{t}": n for name, terms in named.items() for t, n in terms.items()}

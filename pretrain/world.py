@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -41,7 +42,7 @@ class World:
     local_rank: int
     device: torch.device
     timeout_s: float  # a collective that a lost rank blocks fails after so long
-    launched: bool  # by a launcher, whose end this rank should not outlive
+    launchers: tuple[int, ...] = ()  # processes whose end this rank should not outlive
 
     @property
     def leads(self) -> bool:
@@ -130,6 +131,8 @@ def join_world(timeout_s: float, interface: str | None = None) -> World:
     """
     given = [name for name in _LAUNCHED if name in os.environ]
     launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    # Before anything takes time: a launcher that ends while the run is set up is missed later.
+    started_by = launchers() if launched else ()
     if not launched:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
         os.environ["MASTER_PORT"] = str(_free_port())
@@ -158,13 +161,31 @@ def join_world(timeout_s: float, interface: str | None = None) -> World:
                 f"{os.environ['MASTER_PORT']} (interface {interface or 'chosen by the library'}): "
                 f"{reason}. Set --interface, or look at the launcher's address and port."
             ) from error
-    return World(rank, world_size, local_rank, device, timeout_s, launched)
+    return World(rank, world_size, local_rank, device, timeout_s, started_by)
 
 
 def leave_world() -> None:
     """Leave the process group, after a success: with another rank gone this could wait for ever."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def launchers() -> tuple[int, ...]:
+    """Process numbers of who started this rank: its parent, and the parent of deepspeed's
+    launch.py. Other numbers than before mean that one of them is gone."""
+    parent = os.getppid()
+    if b"deepspeed.launcher.launch" not in _of_process(parent, "cmdline"):
+        return (parent,)
+    after_name = _of_process(parent, "stat").rpartition(b")")[2].split()
+    return (parent, *map(int, after_name[1:2]))
+
+
+def _of_process(number: int, what: str) -> bytes:
+    """A file of /proc; empty where there is none."""
+    try:
+        return Path(f"/proc/{number}/{what}").read_bytes()
+    except OSError:
+        return b""
 
 
 def _free_port() -> int:

@@ -30,6 +30,13 @@ def mean_nats(
     return {term: sum(w * n for w, n in p) / sum(w for w, _ in p) for term, p in pairs.items()}
 
 
+def minimised(objectives: Sequence[Objective], nats: Mapping[str, float]) -> float | None:
+    """What a training on these means would minimise; None where one of its terms is missing."""
+    parts = [(o.weight, nats.get(f"{o.name}/{term}")) for o in objectives for term in o.optimised]
+    known = [weight * mean for weight, mean in parts if mean is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
 def held_out_nats(
     engine: Engine, objectives: Sequence[Objective], batches: Mapping[str, Iterable[Batch]]
 ) -> dict[str, float]:

@@ -1,10 +1,14 @@
 """pretrain/retention.py: the last, every n-th and the best checkpoints stay."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pretrain.cli import parse_train
+from pretrain.evaluate.held_out import minimised
+from pretrain.objectives.loss import Objective
 from pretrain.retention import Retention, kept
 
 # step -> held-out loss; best are 30, then 20, then 40 (equal to 50, which is later)
@@ -33,6 +37,12 @@ def test_without_a_held_out_loss_only_the_newest_stay() -> None:
     assert kept({10: None, 20: None}, Retention(keep_last=1, keep_best=2)) == {20}
 
 
+def test_what_is_not_finite_is_never_the_best() -> None:
+    nan, inf = float("nan"), float("inf")
+    losses = {10: 2.0, 20: nan, 30: 1.0, 40: 3.0, 50: nan, 55: -inf, 60: 2.5}
+    assert kept(losses, Retention(keep_last=1, keep_best=1)) == {30, 60}
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -53,3 +63,10 @@ def test_rules_that_cannot_be_are_refused(
 
 def test_the_rules_say_what_they_are() -> None:
     assert str(Retention(keep_last=2, keep_best=1)) == "keep_last 2, keep_best 1"
+
+
+def test_a_loss_without_one_of_its_terms_is_not_known() -> None:
+    terms = [SimpleNamespace(name="glm", weight=2.0, optimised=("total", "kl"))]
+    both = {"glm/total": 1.0, "glm/kl": 0.5}
+    assert minimised(cast(list[Objective], terms), both) == 3.0
+    assert minimised(cast(list[Objective], terms), {"glm/total": 1.0}) is None

@@ -24,7 +24,7 @@ def test_hashes_are_compared_once_a_host(
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     flags = ["--config", DEBUG, f"--data.shards={damaged}"]
-    world = World(local_rank, 2, local_rank, torch.device("cpu"), 60, launched=True)
+    world = World(local_rank, 2, local_rank, torch.device("cpu"), 60)
     checked_corpora(parse_train(flags)[0], world)  # sizes alone are right
     config, _ = parse_train([*flags, "--data.verify=hashes"])
     if found:
