@@ -1,6 +1,6 @@
 """Several processes prepare the slices of one request; whatever fails in one ends all of them.
 
-Each is `python -m data_pipeline.preparing.slice_worker`, at the other end of a socket of JSON:
+Each is `python -P -m data_pipeline.preparing.slice_worker`, at the other end of a socket of JSON:
 
     to it      the settings and the request's fingerprint, then the number of a slice at a time
     from it    {"ready": true}, {"bytes": 1048576}, {"finished": 7}, {"error": "x.jsonl:3: ..."}
@@ -66,7 +66,8 @@ class _Worker:
         self._request, self._doing = request, "beginning"
         self.connection, theirs = Pipe()
         worker = "data_pipeline.preparing.slice_worker"
-        command = [sys.executable, "-m", worker, str(theirs.fileno())]
+        # -P: the user's folder is no place to import from, whatever lies beside the text.
+        command = [sys.executable, "-P", "-m", worker, str(theirs.fileno())]
         path = os.pathsep.join(p for p in (str(_ROOT), os.environ.get("PYTHONPATH")) if p)
         self._process = subprocess.Popen(
             command,

@@ -151,6 +151,14 @@ def test_an_error_in_a_worker_is_one_line_with_file_and_line(settings, write, tm
     assert not (tmp_path / "x").exists()
 
 
+def test_workers_import_nothing_that_lies_where_the_user_is(settings, tmp_path, monkeypatch):
+    (tmp_path / "queue.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy/__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert prepare(settings("x", workers=2, slice_bytes=SLICE_BYTES)).documents
+
+
 def test_a_corrected_file_alone_is_read_again(settings, tmp_path, caplog):
     (tmp_path / "in").mkdir()
     for number in range(5):
