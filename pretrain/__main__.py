@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pretrain.environment import refuse_foreign_kernels
-from pretrain.mistakes import AgreedError, LostRankError, say
+from pretrain.mistakes import AgreedError, LostRankError, say, say_alone
 from pretrain.run_log import log_to_stderr
 
 
@@ -35,10 +35,16 @@ def _train(argv: Sequence[str]) -> None:
 
     try:
         stopped_by = run(config, start)
+    except AgreedError:
+        raise
     except LostRankError as error:
         # Each rank by itself: nobody knows which of the others is left to speak for all.
-        sys.stderr.write(f"pretrain: rank {os.environ.get('RANK', '0')}: {error}\n")
+        say_alone(str(error))
         _leave_at_once(1)
+    except (ValueError, OSError) as error:
+        # Met by this rank alone, as damage in the rows that only it reads.
+        say_alone(str(error))
+        _leave_at_once(2)
     _leave_at_once(0 if stopped_by is None else EXIT_CODE)
 
 

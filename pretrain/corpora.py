@@ -6,14 +6,16 @@
 All corpora of a run have one tokenizer, that of the first.
 """
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.packing.blend import BlendedPosition, Mix, Place, whole_weights
 from data_pipeline.protocols import Split
+from data_pipeline.storage.damage import file_problem
 from data_pipeline.storage.shards import Shards, open_shards
-from data_pipeline.storage.verify import check_hashes
 from pretrain.data_config import CorpusConfig
+from pretrain.world import World
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,14 @@ class Corpora:
         return {c.name: n / total for c, n in zip(self.corpora, place.source_tokens, strict=True)}
 
 
-def open_corpora(sources: tuple[CorpusConfig, ...], *, with_hashes: bool = False) -> Corpora:
+def open_corpora(sources: tuple[CorpusConfig, ...]) -> Corpora:
     """The corpora that a recipe names, their sizes compared with their manifests.
 
-    with_hashes: compare every byte too. Raises ValueError naming the folder for damage, an empty
-    training split where there are several, or another tokenizer than the first one's.
+    Raises ValueError naming the folder for damage, an empty training split where there are
+    several, or another tokenizer than the first one's.
     """
     opened = [open_shards(Path(source.shards)) for source in sources]
     for shards in opened:
-        if with_hashes:
-            check_hashes(shards)
         theirs, first = (s.manifest.tokenizer_fingerprint for s in (shards, opened[0]))
         if theirs != first:
             raise ValueError(
@@ -110,3 +110,22 @@ def open_corpora(sources: tuple[CorpusConfig, ...], *, with_hashes: bool = False
             for source, shards in zip(sources, opened, strict=True)
         )
     )
+
+
+def check_every_byte(corpora: Corpora, world: World) -> None:
+    """Compare every file's checksum, once on each host; a collective.
+
+    The ranks of a host share its files, and all ranks meet after every file, so that none waits for
+    longer than a file takes. Raises ValueError, the same on every rank, naming a damaged file.
+    """
+    files = [(c.shards.folder, file) for c in corpora.corpora for file in c.shards.manifest.files()]
+    hosts = world.gather(socket.gethostname())
+    peers = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
+    share = files[peers.index(world.rank) :: len(peers)]
+    for turn in range(max(world.gather(len(share)))):
+        problem = file_problem(*share[turn]) if turn < len(share) else None
+        world.agree(
+            problem
+            and f"{problem}. All damage is named by: "
+            f"python -m data_pipeline verify {share[turn][0]}"
+        )

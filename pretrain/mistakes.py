@@ -12,6 +12,11 @@ class LostRankError(RuntimeError):
     """A collective failed because another rank is gone or does not answer."""
 
 
+def say_alone(message: str) -> None:
+    """Write `message` as one line of this rank, whichever it is."""
+    _write(f"rank {os.environ.get('RANK', '0')}: ", message)
+
+
 def say(message: str, *, agreed: bool) -> None:
     """Write `message` as one line.
 
@@ -21,5 +26,8 @@ def say(message: str, *, agreed: bool) -> None:
     rank, local_rank = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
     if (rank if agreed else local_rank) != "0":
         return
-    where = "" if rank == "0" else f"rank {rank}: "
+    _write("" if rank == "0" else f"rank {rank}: ", message)
+
+
+def _write(where: str, message: str) -> None:
     sys.stderr.write(f"pretrain: {where}{' '.join(message.split())}\n")

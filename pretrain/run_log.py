@@ -6,6 +6,8 @@ import socket
 import sys
 from pathlib import Path
 
+from pretrain.mistakes import AgreedError, LostRankError
+
 FILE_BYTES = 20_000_000
 FULL_FILES_KEPT = 5
 
@@ -17,6 +19,21 @@ def log_to_stderr() -> None:
     )
     for noisy in ("DeepSpeed", "torch.distributed", "filelock", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def log_end(error: BaseException) -> None:
+    """Write what ends this rank to its own file; the terminal hears it from `__main__`.
+
+    With the traceback, unless the error is one that all ranks agreed on or that another one made.
+    """
+    expected = isinstance(error, (AgreedError, LostRankError))
+    record = logging.getLogger(__name__).makeRecord(
+        __name__, logging.ERROR, __file__, 0, "ended by %s: %s", (type(error).__name__, error),
+        None if expected else (type(error), error, error.__traceback__),
+    )  # fmt: skip
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.handlers.RotatingFileHandler):
+            handler.handle(record)
 
 
 def log_to_file(folder: Path, rank: int) -> logging.Handler:

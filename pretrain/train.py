@@ -16,7 +16,7 @@ from data_pipeline.packing.loader import Batch, Place, training_batches, validat
 from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config
-from pretrain.corpora import Corpora, Corpus, open_corpora
+from pretrain.corpora import Corpora, Corpus, check_every_byte, open_corpora
 from pretrain.evaluate.held_out import held_out_nats, mean_nats, minimised
 from pretrain.evaluate.latent import held_out_latents
 from pretrain.evaluate.samples import filled_texts
@@ -25,7 +25,7 @@ from pretrain.mistakes import AgreedError
 from pretrain.objectives.loss import Objective
 from pretrain.retention import Retention
 from pretrain.run_folder import RunFolder
-from pretrain.run_log import log_to_file
+from pretrain.run_log import log_end, log_to_file
 from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
@@ -44,31 +44,37 @@ def run(config: Config, start: Start) -> str | None:
     --init-from, sizes that do not fit.
     """
     world = join_world(config.timeout_s, config.interface)
-    stopped_by = run_in(world, config, start)
+    with lost_ranks_named():
+        stopped_by = run_in(world, config, start)
     leave_world()
     return stopped_by
 
 
 def run_in(world: World, config: Config, start: Start) -> str | None:
     """`run` on ranks that have joined; they may run another one after it."""
-    corpora = world.together(lambda: checked_corpora(config, world))
+    corpora = world.together(lambda: checked_corpora(config))
+    if config.data.verify == "hashes":
+        check_every_byte(corpora, world)
     folder = RunFolder(Path(config.runs) / config.name)
     world.on_leader(folder.lock)
     log_file = world.together(lambda: log_to_file(folder.logs, world.rank))
-    stopped_by = train(set_up(config, corpora, folder, start, world))
+    try:
+        stopped_by = train(set_up(config, corpora, folder, start, world))
+    except Exception as error:
+        log_end(error)
+        raise
     folder.unlock()
     logging.getLogger().removeHandler(log_file)
     log_file.close()
     return stopped_by
 
 
-def checked_corpora(config: Config, world: World) -> Corpora:
-    """The corpora of the run, compared with their manifests as far as the recipe asks.
+def checked_corpora(config: Config) -> Corpora:
+    """The corpora of the run, their sizes compared with their manifests.
 
     Raises ValueError for damage, or where they lack what the recipe needs.
     """
-    with_hashes = config.data.verify == "hashes" and world.local_rank == 0
-    corpora = open_corpora(config.data.sources, with_hashes=with_hashes)
+    corpora = open_corpora(config.data.sources)
     if config.checkpoints.keep_best and not corpora.held_out():
         raise ValueError(
             f"checkpoints.keep_best needs held-out text, and {corpora.folders} has none. "

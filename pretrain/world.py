@@ -112,6 +112,8 @@ def lost_ranks_named() -> Iterator[None]:
     """Inside, a collective that another rank's end has broken raises LostRankError, in one line."""
     try:
         yield
+    except LostRankError:
+        raise
     except RuntimeError as error:
         said = str(error)
         if not isinstance(error, dist.DistError) and not any(sign in said for sign in _LOST):

@@ -57,7 +57,7 @@ def _saves_under_a_limit(world: World, folder: Path, arguments: list[str]) -> di
     config, start = parse_train(arguments)
     run = RunFolder(folder / "limited")
     world.on_leader(run.lock)
-    engine = set_up(config, checked_corpora(config, world), run, start, world).engine
+    engine = set_up(config, checked_corpora(config), run, start, world).engine
     root, retention = run.checkpoints, Retention(keep_last=2)
     save(engine, root, update=1, state={}, retention=retention)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -2,20 +2,27 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from pretrain.cli import parse_train
-from pretrain.train import checked_corpora
+from pretrain import corpora
+from pretrain.corpora import check_every_byte, open_corpora
+from pretrain.data_config import CorpusConfig
+from pretrain.mistakes import AgreedError
 from pretrain.world import World
 
-DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
+
+class OneOfThree(World):
+    """A rank beside two others: ranks 0 and 1 on this host, rank 2 on another one."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value, "elsewhere" if isinstance(value, str) else 0]
 
 
-@pytest.mark.parametrize(("local_rank", "found"), [(0, True), (1, False)])
-def test_hashes_are_compared_once_a_host(
-    local_rank: int, found: bool, shards: Path, tmp_path: Path
+def test_the_ranks_of_a_host_share_its_files(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = tmp_path / "shards"
     shutil.copytree(shards, damaged)
@@ -23,12 +30,26 @@ def test_hashes_are_compared_once_a_host(
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    flags = ["--config", DEBUG, f"--data.shards={damaged}"]
-    world = World(local_rank, 2, local_rank, torch.device("cpu"), 60)
-    checked_corpora(parse_train(flags)[0], world)  # sizes alone are right
-    config, _ = parse_train([*flags, "--data.verify=hashes"])
-    if found:
-        with pytest.raises(ValueError, match=path.name):
-            checked_corpora(config, world)
-    else:
-        checked_corpora(config, world)
+    opened = open_corpora((CorpusConfig(shards=str(damaged), weight=1.0),))  # sizes alone are right
+
+    read: list[list[str]] = [[], []]
+    met: list[int] = []
+    compare = corpora.file_problem
+    for rank in (0, 1):
+        world = OneOfThree(rank, 3, rank, torch.device("cpu"), 60)
+
+        def noted(folder: Path, file: Any, rank: int = rank) -> str | None:
+            read[rank].append(file.path)
+            return compare(folder, file)
+
+        monkeypatch.setattr(corpora, "file_problem", noted)
+        try:
+            check_every_byte(opened, world)
+        except AgreedError as error:
+            assert f"{path} has the checksum" in str(error)
+            met.append(rank)
+    assert len(met) == 1  # one of them reads the damaged file
+    files = [file.path for file in opened.shards.manifest.files()]
+    assert set(read[0]).isdisjoint(read[1]) and set(read[0] + read[1]) <= set(files)
+    whole = 1 - met[0]
+    assert read[whole] == files[whole::2]

@@ -1,0 +1,72 @@
+"""How a rank ends: what it alone met is said by it, and its own log says why."""
+
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from pretrain import __main__, train
+from pretrain.cli import Start, parse_train
+from pretrain.mistakes import AgreedError, LostRankError
+from pretrain.run_log import log_end, log_to_file
+
+DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("a shard\nis damaged"), 2, "pretrain: rank 5: a shard is damaged\n"),
+        (OSError(5, "Input/output error"), 2, "pretrain: rank 5: [Errno 5] Input/output error\n"),
+        (LostRankError("a rank is gone"), 1, "pretrain: rank 5: a rank is gone\n"),
+        (AgreedError("rank 0 says it"), 2, ""),
+    ],
+)
+def test_what_one_rank_met_is_said_by_it(
+    error: Exception,
+    code: int,
+    said: str,
+    shards: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing(*_: object) -> NoReturn:
+        raise error
+
+    def left(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(train, "run", failing)
+    monkeypatch.setattr(__main__, "_leave_at_once", left)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["train", "--config", DEBUG, f"--data.shards={shards}"])
+    assert (ended.value.code, capsys.readouterr().err) == (code, said)
+
+
+@pytest.mark.parametrize("error", [ValueError("damaged"), KeyError("x"), AgreedError("all know")])
+def test_a_rank_logs_what_ended_it(error: Exception, tmp_path: Path) -> None:
+    handler = log_to_file(tmp_path, 0)
+    try:
+        raise error
+    except type(error) as raised:
+        log_end(raised)
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+    text = (tmp_path / "rank-0.log").read_text()
+    assert f"ERROR ended by {type(error).__name__}: {error}" in text
+    assert ("Traceback" in text) is not isinstance(error, AgreedError)
+
+
+def test_a_rank_lost_while_the_run_is_set_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> NoReturn:
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1")
+
+    monkeypatch.setattr(train, "join_world", lambda *_: None)
+    monkeypatch.setattr(train, "run_in", lost)
+    config, _ = parse_train(["--config", DEBUG])
+    with pytest.raises(LostRankError, match=r"another rank ended .*Connection closed by peer"):
+        train.run(config, Start())
