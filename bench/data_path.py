@@ -88,13 +88,16 @@ def _reading_and_tokenizing(folder: Path, rounds: int) -> list[Row]:
         PrepareSettings(input=[str(corpus)], tokenizer=str(model), output=str(folder / "shards"))
     )
     return [
-        _reading(open_shards(folder / "shards").splits["train"], folder, rounds),
+        *_reading(open_shards(folder / "shards").splits["train"], folder, rounds),
         *_tokenizing(texts, model, rounds),
     ]
 
 
-def _reading(split: Split, folder: Path, rounds: int) -> Row:
-    """Every document once in the order of training, beside slices of a view in the same order."""
+def _reading(split: Split, folder: Path, rounds: int) -> list[Row]:
+    """Every document once in the order of training, beside slices of a view in the same order.
+
+    And beside one copy of the whole file, which has no order: a bound that explains.
+    """
     order_N = window_documents(split.num_documents, 1, seed=1, epoch=0, window=0)
     lengths_N = split.lengths(order_N)
     starts_N = np.zeros_like(order_N)
@@ -113,12 +116,25 @@ def _reading(split: Split, folder: Path, rounds: int) -> Row:
 
     assert np.array_equal(copied(), split.tokens(order_N, starts_N, lengths_N))
     times = take_turns(
-        {"ours": lambda: split.tokens(order_N, starts_N, lengths_N), "view": copied},
+        {
+            "ours": lambda: split.tokens(order_N, starts_N, lengths_N),
+            "in order": copied,
+            "whole": lambda: view.astype(np.int32),
+        },
         rounds=20 * rounds,
     )
     tokens = float(split.num_tokens)
-    both = (times["ours"], times["view"])
-    return rate_row("read", "numpy view copied in order", both, (tokens, tokens), "tokens/s", 0.5)
+    return [
+        rate_row(
+            bench,
+            f"numpy view copied {peer}",
+            (times["ours"], times[peer]),
+            (tokens, tokens),
+            "tokens/s",
+            goal,
+        )
+        for bench, peer, goal in (("read", "in order", 0.5), ("read_beside_copy", "whole", None))
+    ]
 
 
 def _tokenizing(texts: list[str], model: Path, rounds: int) -> list[Row]:
@@ -142,7 +158,7 @@ def _tokenizing(texts: list[str], model: Path, rounds: int) -> list[Row]:
             "characters/s",
             goal,
         )
-        for bench, part, goal in (("tokenize", "ours", 0.95), ("tokenize_offsets", "offsets", None))
+        for bench, part, goal in (("tokenize", "ours", None), ("tokenize_offsets", "offsets", 0.95))
     ]
 
 
