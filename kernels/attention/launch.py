@@ -41,13 +41,14 @@ HALF_PRECISION = {
     "delta": (Tiles(64, 64, 4, 1), Tiles(64, 64, 4, 1)),
     "slot_gradient": (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
 }
-FULL_PRECISION = Tiles(32, 32, 4, 1)
+# Exact products of fp32 have no matrix instruction and hold their operands in registers.
+FULL_PRECISION = (Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1))
 
 
 def tiles_of(kernel: str, head_width: int, dtype: torch.dtype) -> Tiles:
     """The tiles of a kernel for heads of `head_width` in `dtype`."""
     if dtype == torch.float32:
-        return FULL_PRECISION
+        return FULL_PRECISION[head_width > 64]
     return HALF_PRECISION[kernel][head_width > 64]
 
 
