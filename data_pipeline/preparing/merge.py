@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.preparing.duplicates import find_repeats
 from data_pipeline.preparing.encode import is_validation
-from data_pipeline.preparing.merged_manifest import build_manifest, total
+from data_pipeline.preparing.merged_manifest import build_manifest, bytes_read_again, total
 from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import SliceRecord, blocks, finished_slice
 from data_pipeline.preparing.request import Request
@@ -35,7 +35,7 @@ def merge(
 ) -> Manifest:
     """Write the shards of all slices, put them in place, and give their manifest.
 
-    on_bytes: told the bytes of the parts as they are read.
+    on_bytes: told the bytes of the parts, then of the input, as they are read: `merged_bytes`.
     Raises ValueError if a slice is not finished or damaged, or if nothing is left to train on.
     """
     records = _finished(request, work.slices)
@@ -53,10 +53,15 @@ def merge(
         writers["train"].add(stored.take(~held_out_N))
         writers["validation"].add(stored.take(held_out_N))
         first = stop
-    manifest = build_manifest(request, records, repeats, writers, work, folder)
+    manifest = build_manifest(request, records, repeats, writers, work, folder, on_bytes)
     write_manifest(manifest, folder)
     work.complete()
     return manifest
+
+
+def merged_bytes(request: Request, records: list[SliceRecord]) -> int:
+    """The bytes that a merge reads."""
+    return sum(r.size_bytes for r in records) + bytes_read_again(request)
 
 
 def _finished(request: Request, folder: Path) -> list[SliceRecord]:

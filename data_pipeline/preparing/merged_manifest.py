@@ -1,7 +1,7 @@
 """What the manifest says of a merged folder: its shards, its sources, what was left out."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +34,16 @@ def build_manifest(
     writers: dict[str, ShardWriter],
     work: OutputFolder,
     folder: Path,
+    on_bytes: Callable[[int], object],
 ) -> Manifest:
     """Close the shards in `folder`, write the tokenizer beside them, and say what all of it is.
 
     repeats: which of all documents were left out as duplicates; None: not looked for.
+    on_bytes: told the bytes of input that are read once more, `bytes_read_again` in all.
     Raises ValueError if no document is there to train on, or an input is not what was read.
     """
     request.tokenizer.save(folder / TOKENIZER_FOLDER)
-    sources = tuple(_source_entries(request, records, repeats, work.slices))
+    sources = tuple(_source_entries(request, records, repeats, work.slices, on_bytes))
     settings, tokenizer = request.settings, request.tokenizer
     skipped = total([request.skipped, *(c for r in records for c in (r.skipped, r.unusable))])
     if repeats is not None:
@@ -66,6 +68,11 @@ def build_manifest(
         cleaned=counted(total([r.cleaned for r in records])),
         splits=splits,
     )
+
+
+def bytes_read_again(request: Request) -> int:
+    """Bytes of the files that lie in several slices: each is hashed as a whole, in the merge."""
+    return sum(s.size_bytes for s in request.slices if s.pieces[0].end is not None)
 
 
 def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -106,6 +113,7 @@ def _source_entries(
     records: list[SliceRecord],
     repeats: NDArray[np.bool_] | None,
     folder: Path,
+    on_bytes: Callable[[int], object],
 ) -> Iterator[SourceEntry]:
     """What was read of each source, its pieces put together again.
 
@@ -124,7 +132,7 @@ def _source_entries(
     for number, source in enumerate(request.sources):
         size_bytes, xxh3 = pieces[number][0].size_bytes, pieces[number][0].xxh3
         if len(pieces[number]) > 1:
-            if not (joined := _joined(source, pieces[number])):
+            if not (joined := _joined(source, pieces[number], on_bytes)):
                 raise _changed(request, number, folder)
             size_bytes, xxh3 = joined
         yield SourceEntry(
@@ -132,7 +140,9 @@ def _source_entries(
         )
 
 
-def _joined(source: Source, pieces: list[PieceRecord]) -> tuple[int, str] | None:
+def _joined(
+    source: Source, pieces: list[PieceRecord], on_bytes: Callable[[int], object]
+) -> tuple[int, str] | None:
     """Size and hash of a whole file; None unless its pieces are those that were read."""
     whole, size_bytes = xxhash.xxh3_128(), 0
     with opened(source) as raw:
@@ -142,6 +152,7 @@ def _joined(source: Source, pieces: list[PieceRecord]) -> tuple[int, str] | None
             while left and (content := raw.read(min(left, CHUNK_BYTES))):
                 whole.update(content)
                 hashed.update(content)
+                on_bytes(len(content))
                 left -= len(content)
             if left or hashed.hexdigest() != piece.xxh3:
                 return None

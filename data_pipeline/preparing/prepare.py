@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_pipeline.preparing.finished import finished_manifest
-from data_pipeline.preparing.merge import merge
+from data_pipeline.preparing.merge import merge, merged_bytes
 from data_pipeline.preparing.output_folder import OutputFolder, remove_leftovers
 from data_pipeline.preparing.parts import SliceRecord, finished_slice, remove_slice
 from data_pipeline.preparing.prepare_slice import prepare_slice
@@ -40,7 +40,7 @@ class AlreadyPrepared(Exception):
 def prepare(settings: PrepareSettings, watch: Watch = unwatched) -> Manifest:
     """Write the folder of shards that `settings` asks for and give its manifest.
 
-    watch: opens a progress bar over the bytes of the inputs, then one over those of the parts.
+    watch: opens a progress bar over the bytes of the inputs, then one over those the merge reads.
     Raises ValueError on anything wrong with the inputs, AlreadyPrepared if there is nothing to do.
     """
     request = open_request(settings)
@@ -53,7 +53,7 @@ def prepare(settings: PrepareSettings, watch: Watch = unwatched) -> Manifest:
         try:
             with watch(total_bytes(request.sources)) as on_bytes:
                 records = _prepare_slices(request, work.slices, on_bytes)
-            with watch(sum(r.size_bytes for r in records)) as on_bytes:
+            with watch(merged_bytes(request, records)) as on_bytes:
                 return merge(request, work, on_bytes)
         except ValueError as error:
             raise ValueError(f"{error}{_kept(request, work)}") from error

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -85,6 +86,26 @@ def test_slices_by_hand_in_any_order_and_a_merge_give_the_same_bytes(settings, t
         merge(request, work)
     assert contents(tmp_path / "by hand") == contents(tmp_path / "whole")
     assert not (tmp_path / ".by hand.partial").exists()
+
+
+def test_progress_counts_what_the_merge_reads_of_the_input_once_more(settings, mixed_folder):
+    bars = []
+
+    @contextmanager
+    def watch(total_bytes):
+        bars.append([total_bytes, 0])
+
+        def on_bytes(num_bytes):
+            bars[-1][1] += num_bytes
+
+        yield on_bytes
+
+    prepare(settings("whole"), watch)
+    prepare(settings("x", slice_bytes=SLICE_BYTES), watch)
+    _, of_whole, _, of_slices = bars
+    assert of_whole[0] == of_whole[1] and of_slices[0] == of_slices[1]
+    cut_bytes = sum((mixed_folder / name).stat().st_size for name in ("a.txt", "b.jsonl"))
+    assert of_slices[0] >= of_whole[0] + cut_bytes
 
 
 def test_tasks_share_a_folder_that_nobody_else_may_complete(settings, tmp_path):
