@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from data_pipeline import ragged
-from data_pipeline.preparing.megatron_files import IndexedBatch, IndexedFiles
+from data_pipeline.preparing.megatron_files import IndexedBatch, IndexedFiles, too_many_ids
 from data_pipeline.reading.text_lines import MAX_CHARACTERS
 from data_pipeline.storage.stored import StoredDocuments
 from data_pipeline.tokenizing.backend import EncodedTexts
@@ -54,7 +54,7 @@ class IndexedReader:
         Raises ValueError where an id is none of the tokenizer's ordinary ones, or where most of
         the text that was compared so far gives other ids.
         """
-        for batch in files.batches(_BATCH_IDS):
+        for batch in files.batches(_BATCH_IDS, MAX_CHARACTERS + 1):  # and the id that ends one
             batch = self._without_ends(batch)
             self._check(batch, files)
             yield self._stored(batch)
@@ -83,10 +83,8 @@ class IndexedReader:
         is_wrong = is_outside | self.tokenizer.is_control_V[np.where(is_outside, 0, ids)]
         too_long = batch.lengths_N > MAX_CHARACTERS
         if too_long.any():
-            raise ValueError(
-                f"{files.tokens_path}: document {batch.first_document + int(too_long.argmax())} "
-                f"has more than {MAX_CHARACTERS:,} ids, the most that is read as one."
-            )
+            number = batch.first_document + int(too_long.argmax())
+            raise too_many_ids(files.tokens_path, number, MAX_CHARACTERS)
         if not is_wrong.any():
             return
         at = int(is_wrong.argmax())

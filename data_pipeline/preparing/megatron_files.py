@@ -75,14 +75,21 @@ class IndexedFiles:
         """Documents, those without an id included."""
         return len(self._firsts) - 1
 
-    def batches(self, max_ids: int) -> Iterator[IndexedBatch]:
-        """All documents in their order, about `max_ids` at a time but whole ones."""
+    def batches(self, max_ids: int, max_document_ids: int) -> Iterator[IndexedBatch]:
+        """All documents in their order, about `max_ids` at a time but whole ones.
+
+        Raises ValueError at a document of more than `max_document_ids`, before it is read.
+        """
         begin = 0
         while begin < self.num_documents:
             firsts = self._firsts[begin : begin + 65_537].astype(np.int64)
             places = self._places(firsts)
             take = int(np.searchsorted(places, places[0] + max_ids, side="right")) - 1
             take = min(max(take, 1), len(firsts) - 1)
+            is_too_long = np.diff(places[: take + 1]) > max_document_ids
+            if is_too_long.any():
+                number = begin + int(is_too_long.argmax())
+                raise too_many_ids(self.tokens_path, number, max_document_ids)
             yield IndexedBatch(
                 first_document=begin,
                 ids=self._ids[places[0] : places[take]].astype(np.int64),
@@ -163,6 +170,13 @@ class IndexedFiles:
 
     def _error(self, reason: str, path: Path | None = None) -> ValueError:
         return ValueError(f"{path or self.tokens_path}: {reason}. Copy both files again.")
+
+
+def too_many_ids(path: Path, document: int, limit: int) -> ValueError:
+    """A document that is too long to be one, by its number."""
+    return ValueError(
+        f"{path}: document {document} has more than {limit:,} ids, the most that is read as one."
+    )
 
 
 def _mapped(path: Path, dtype: np.dtype) -> NDArray:

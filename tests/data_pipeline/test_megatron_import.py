@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.__main__ import main
+from data_pipeline.preparing import megatron_documents
 from data_pipeline.preparing.megatron_files import ID_TYPES, IndexedFiles
 from data_pipeline.preparing.prepare import PrepareSettings, prepare
 from data_pipeline.storage.shards import open_shards
@@ -294,12 +295,38 @@ def test_both_files_must_be_there(tmp_path):
 @pytest.mark.parametrize("max_ids", [1, 4, 5, 100])
 def test_batches_hold_whole_documents_in_order(tmp_path, max_ids):
     files = IndexedFiles(write_indexed(tmp_path / "x", [*THREE, [], [[]], [[17]]]))
-    batches = list(files.batches(max_ids))
+    batches = list(files.batches(max_ids, 100))
     assert sum(len(b.sequences_N) for b in batches) == files.num_documents == 6
     assert [n for b in batches for n in b.lengths_N] == [3, 2, 5, 0, 0, 1]
     assert [i for b in batches for i in b.ids] == list(range(7, 18))
     assert [n for b in batches for n in b.sequences_N] == [1, 1, 2, 0, 1, 1]
     assert next(b.first_document for b in batches) == 0
+
+
+@pytest.mark.parametrize("max_ids", [1, 100])
+def test_a_document_that_is_too_long_is_refused_before_it_is_read(tmp_path, max_ids):
+    files = IndexedFiles(write_indexed(tmp_path / "x", THREE))  # 3, 2 and 5 ids
+    assert sum(len(b.ids) for b in files.batches(max_ids, 5)) == 10
+    read = []
+    with pytest.raises(ValueError, match=r"x\.bin: document 2 has more than 4 ids"):
+        read += (b.ids for b in files.batches(max_ids, 4))
+    assert sum(map(len, read)) == (5 if max_ids == 1 else 0)
+
+
+@pytest.mark.parametrize("length", [50, 51, 52])
+def test_the_id_that_ends_a_document_does_not_count(
+    tmp_path, model_file, monkeypatch, import_them, length
+):
+    monkeypatch.setattr(megatron_documents, "MAX_CHARACTERS", 50)
+    tokenizer = open_tokenizer(str(model_file))
+    (ids,) = tokenizer.encode(["the river rose in night " * 20])
+    document = [*ids[: length - 1].tolist(), tokenizer.special.eos]
+    prefix = write_indexed(tmp_path / "x", [[document]])
+    code, said = import_them(prefix, model_file, "--retokenize", "ignore")
+    if length <= 51:
+        assert code == 0
+    else:
+        assert code == 2 and "document 0 has more than 51 ids" in said
 
 
 def test_any_change_of_an_index_is_found_or_changes_no_document(tmp_path):
@@ -312,7 +339,7 @@ def test_any_change_of_an_index_is_found_or_changes_no_document(tmp_path):
         raw[bit // 8] ^= 1 << bit % 8
         (tmp_path / "x.idx").write_bytes(raw)
         try:
-            batches = list(IndexedFiles(prefix).batches(100))
+            batches = list(IndexedFiles(prefix).batches(100, 100))
         except ValueError:
             continue
         num_silent += 1
