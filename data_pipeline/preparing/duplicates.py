@@ -6,6 +6,7 @@ The 128-bit hashes are dealt to files by their value, so that equal ones meet in
 file is small enough to be sorted. The answer is a byte a document in a file, mapped.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +27,7 @@ def find_repeats(
 
     identities: those of all documents in their order, (N, 2) a block. folder: an empty one.
     """
-    repeats = np.memmap(folder / "repeats", np.bool_, "w+", shape=max(num_documents, 1))
+    repeats = _zeros(folder / "repeats", max(num_documents, 1))
     num_files = min(_MAX_FILES, 1 + num_documents // _SORTED_AT_ONCE)
     paths = [folder / f"identities-{number:03d}" for number in range(num_files)]
     _deal(identities, paths)
@@ -38,6 +39,13 @@ def find_repeats(
             seen_N2 = np.concatenate([seen_N2, identity_N2[~is_repeat_N]])
         path.unlink()
     return repeats.view(np.ndarray)
+
+
+def _zeros(path: Path, length: int) -> NDArray[np.bool_]:
+    """A mapped file that has its place on the disk: a full one is an error now, no SIGBUS later."""
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, length)
+    return np.memmap(path, np.bool_, "r+", shape=length)
 
 
 def _deal(identities: Iterable[NDArray[np.uint64]], paths: list[Path]) -> None:

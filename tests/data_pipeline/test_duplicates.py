@@ -41,6 +41,12 @@ def test_one_document_repeated_needs_no_more_memory_than_itself(tmp_path, monkey
     assert max(largest) == 1 and len(largest) == 10
 
 
+def test_the_answer_has_its_place_on_the_disk_before_it_is_written(tmp_path):
+    repeats = find_repeats([], 1 << 20, tmp_path)
+    assert not repeats.any()
+    assert 512 * (tmp_path / "repeats").stat().st_blocks >= 1 << 20
+
+
 def test_files_are_removed_as_they_are_done(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "_SORTED_AT_ONCE", 10)
     find_repeats([np.random.default_rng(0).integers(0, 99, (200, 2), np.uint64)], 200, tmp_path)
