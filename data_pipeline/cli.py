@@ -61,9 +61,7 @@ def _prepare(parser: ArgumentParser) -> None:
     _input_options(parser)
     option = parser.add_argument
     option("--tokenizer", type=str, required=True, metavar="FILE|FOLDER", help=_TOKENIZER)
-    option(
-        "--output", type=str, required=True, metavar="DIR", help="folder to make; it must not exist"
-    )
+    option("--output", type=str, required=True, metavar="DIR", help=_OUTPUT)
     option("--validation", type=float, default=0.0, metavar="SHARE", help=_VALIDATION)
     option(
         "--prompt-field", default=None, metavar="NAME", help="field put before the text, no loss"
@@ -194,6 +192,7 @@ _END_ID = "id taken off where it ends a document (auto: eos, if the tokenizer it
 _OWN_VOCABULARY = "ids that the tokenizer must have by itself, else an error"
 _RETOKENIZE = "ignore: import ids that their own text does not give again"
 _TOKENIZER = "sentencepiece model, or local folder of a transformers tokenizer"
+_OUTPUT = "folder to make; one that is there must be empty, or finished by the same request"
 _VALIDATION = "share of the documents kept for validation, chosen by the hash of their text"
 _ALIAS = "two specials with one id, as pad=eos; may be repeated"
 _SHARD_TOKENS = "tokens after which a shard is closed (default: token files of 256 MiB)"

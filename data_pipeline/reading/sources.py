@@ -1,7 +1,8 @@
 """Which files an input names: files, folders, globs, saved datasets, URLs, in a fixed order.
 
 Folders are read to the bottom in the order of their paths. Inside them hidden files and files with
-an unknown ending are counted, not read; the same file named directly is an error.
+an unknown ending are counted, not read. Named directly a hidden file is read as any other, and an
+unknown ending is an error.
 """
 
 import glob

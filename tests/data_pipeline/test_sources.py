@@ -176,6 +176,12 @@ def test_a_folder_without_known_files_is_an_error(tmp_path):
         names(tmp_path)
 
 
+def test_a_hidden_file_named_directly_is_read(tmp_path):
+    (tmp_path / ".x.txt").write_text("x")
+    (source,) = find_sources([str(tmp_path / ".x.txt")], Counter())
+    assert source.name == str(tmp_path / ".x.txt")
+
+
 def test_a_saved_datasetdict_names_what_to_do(tmp_path):
     (tmp_path / "dataset_dict.json").write_text("{}")
     with pytest.raises(ValueError, match="Name the folder of one split"):
