@@ -16,6 +16,7 @@ DeepSpeed: checkpoint_files.py; what is in a rank's file: optimizer_state.py.
 import errno
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ import torch
 from pretrain import optimizer_state
 from pretrain.checkpoint_files import (
     FORMAT,
+    LATEST,
     MANIFEST,
     WEIGHTS,
     Manifest,
@@ -38,6 +40,8 @@ from pretrain.checkpoint_files import (
     held_out_nats,
     not_what_was_saved,
     read_manifest,
+    sync,
+    write_synced,
 )
 from pretrain.engine import Engine
 from pretrain.mistakes import AgreedError
@@ -50,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 # No room, the user's quota is used up, or a file may not grow further.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Folders of checkpoints: complete, being written, and about to be removed for another one.
+_OURS = re.compile(r"step-\d{8}(\.partial|\.replaced)?")
 HEADER_BYTES = 1000  # of a parameter in a file; more than it takes
 
 Value = TypeVar("Value")
@@ -60,11 +66,18 @@ class DiskFullError(AgreedError):
 
 
 def save(
-    engine: Engine, root: Path, *, update: int, state: dict[str, Any], retention: Retention
+    engine: Engine,
+    root: Path,
+    *,
+    update: int,
+    state: dict[str, Any],
+    retention: Retention,
+    before: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write a checkpoint of all ranks under `root`; a collective. Returns its folder.
 
     state: what the trainer needs besides weights and optimizer, as plain JSON values.
+    before: puts on the disk what must lie there before the checkpoint says so.
     Raises DiskFullError, the same on every rank, where it does not fit.
     """
     world = engine.world
@@ -72,6 +85,7 @@ def save(
     mine = _optimizer_file(world)
     needed = _needed_bytes(engine)
 
+    _attempt(world, partial, before)
     _attempt(world, partial, lambda: _begin(root, partial, needed) if world.leads else None)
     own, weights = _attempt(world, partial, lambda: _write_files(engine, partial, mine))
     files = dict(world.gather((mine, own)))
@@ -114,8 +128,10 @@ def _attempt(world: World, partial: Path, act: Callable[[], Value]) -> Value:
 def _begin(root: Path, partial: Path, needed_bytes: int) -> None:
     """Make the folder to write into, and remove what earlier saves and removals left half done."""
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob("step-*"):
-        if not (left / MANIFEST).is_file() or left.suffix == ".partial":
+    for left in root.iterdir():
+        if not _OURS.fullmatch(left.name) or not left.is_dir():
+            continue
+        if not (left / MANIFEST).is_file() or left.suffix:
             logger.info("checkpoint: removing %s, left by a save that was cut off", left)
             shutil.rmtree(left)
     free_bytes = shutil.disk_usage(root).free
@@ -163,16 +179,17 @@ def _write_weights(engine: Engine, path: Path) -> dict[str, Any] | None:
 
 def _complete(partial: Path, final: Path, manifest: Manifest) -> None:
     """Make the checkpoint visible; all that a disk can refuse comes before that."""
-    root = final.parent
-    _write_synced(partial / MANIFEST, manifest.text())
-    _write_synced(root / "latest.partial", final.name + "\n")
-    _sync(partial)
+    root, replaced = final.parent, final.with_suffix(".replaced")
+    write_synced(partial / MANIFEST, manifest.text())
+    write_synced(root / f"{LATEST}.partial", final.name + "\n")
+    sync(partial)
     if final.exists():  # of a branch that was given up, see _retire
-        (root / "latest").unlink(missing_ok=True)
-        _remove(final, "it is saved anew")
+        os.rename(final, replaced)
     os.rename(partial, final)
-    os.replace(root / "latest.partial", root / "latest")
-    _sync(root)
+    os.replace(root / f"{LATEST}.partial", root / LATEST)
+    sync(root)
+    if replaced.exists():
+        _remove(replaced, f"{final.name} was saved anew")
 
 
 def _retire(newest: Path, rules: Retention) -> None:
@@ -224,8 +241,8 @@ def _read_optimizer(engine: Engine, folder: Path, manifest: Manifest) -> None:
     own = folder / _optimizer_file(world)
     sizes = damage(folder, manifest, manifest.files, sizes_only=True) if world.leads else None
     world.agree(sizes)
-    fits = own.name in manifest.files and world.together(
-        lambda: optimizer_state.is_own(engine, own)
+    fits = world.together(
+        lambda: own.name in manifest.files and optimizer_state.is_own(engine, own)
     )
     if all(world.gather(fits)):
         entry = world.together(lambda: optimizer_state.read_own(engine, own))
@@ -241,21 +258,6 @@ def _read_optimizer(engine: Engine, folder: Path, manifest: Manifest) -> None:
 
 def _optimizer_file(world: World) -> str:
     return f"optimizer-{world.rank:05d}-of-{world.world_size:05d}.safetensors"
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _versions() -> dict[str, str]:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 2
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
+LATEST = "latest"
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -79,13 +80,14 @@ def find(root: Path, resume: str | None) -> Path | None:
 
 
 def _newest_whole(root: Path) -> Path | None:
-    """The newest checkpoint whose files have their sizes; None where there is no checkpoint at all.
+    """The newest checkpoint that the run stands by and whose files have their sizes; None where
+    there is no checkpoint at all.
 
     Those passed over are named in the log. Raises ValueError where all are damaged: a fresh start
     would be a surprise. Hashes are compared when the files are read.
     """
     problem = None
-    for folder in reversed(complete(root)):
+    for folder in reversed(standing(root)):
         try:
             manifest = read_manifest(folder)
             problem = damage(folder, manifest, manifest.files, sizes_only=True)
@@ -137,7 +139,7 @@ def read_manifest(folder: Path) -> Manifest:
             set(entry) == {"size_bytes", "xxh3"} and Path(name).name == name
             for name, entry in manifest.files.items()
         )
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a checkpoint manifest: {error}.") from error
     if manifest.format != FORMAT:
         raise ValueError(
@@ -206,6 +208,45 @@ def held_out_nats(folder: Path) -> float | None:
     return float(nats) if isinstance(nats, float | int) else None
 
 
+def standing(root: Path) -> list[Path]:
+    """The complete checkpoints up to the one that `latest` names; all, where it names none.
+
+    Later ones belong to a branch that was given up: the run went on from before them.
+    """
+    folders = complete(root)
+    try:
+        latest = (root / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return folders
+    if latest not in [folder.name for folder in folders]:
+        return folders
+    return [folder for folder in folders if folder.name <= latest]
+
+
 def newest(root: Path) -> Path | None:
-    """The newest complete checkpoint; `latest` is only a hint for people and other tools."""
-    return (complete(root) or [None])[-1]
+    """The newest complete checkpoint that the run stands by."""
+    return (standing(root) or [None])[-1]
+
+
+def note_latest(root: Path, name: str) -> None:
+    """Let `latest` name a complete checkpoint of `root`, by one rename."""
+    write_synced(root / f"{LATEST}.partial", name + "\n")
+    os.replace(root / f"{LATEST}.partial", root / LATEST)
+    sync(root)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file whose bytes are on the disk when this returns."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Put the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

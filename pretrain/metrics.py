@@ -11,8 +11,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from pretrain.checkpoint import DISK_FULL
 from pretrain.run_folder import RunFolder
 from pretrain.setup import Setup
 from pretrain.status import Status, duration
@@ -54,8 +55,13 @@ class Metrics:
         if first_step > 1:
             self._last["checkpoint_step"] = first_step - 1
         _rewind(self._path, first_step)
-        self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step)
+        # Unbuffered: what a full disk does not take is kept here, whole, and written later.
+        self._lines = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        self._unwritten = b""
+        self._disk_is_full = False
+        self._board: SummaryWriter | None = None
+        with self._unless_full():
+            self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step)
         self._total_steps = total_steps
         self._started_at = time.monotonic()
         self._first_step = first_step
@@ -81,9 +87,14 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if error is not None:
-            self._status(state="failed", reason=f"{type(error).__name__}: {error}")
-        self.close()
+        try:
+            if error is not None:
+                self._status(state="failed", reason=f"{type(error).__name__}: {error}")
+            self.close()
+        except OSError as problem:
+            if error is None:
+                raise
+            logger.error("the record of the run is not complete: %s", problem)
 
     def step(self, step: int, scalars: Mapping[str, float], skipped: str | None = None) -> None:
         """Record the scalars of a step and say them in one line; `skipped`: why, where it was."""
@@ -104,13 +115,16 @@ class Metrics:
 
     def histogram(self, step: int, tag: str, values: Sequence[float]) -> None:
         """Show how `values` are distributed; metrics.jsonl gets them all, as a list."""
-        self._lines.write(json.dumps({"step": step, tag: list(values)}) + "\n")
-        self._lines.flush()
-        self._board.add_histogram(tag, np.asarray(values), step)
+        self._write_line({"step": step, tag: list(values)})
+        with self._unless_full() as board:
+            if board:
+                board.add_histogram(tag, np.asarray(values), step)
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Show `text` (Markdown) in TensorBoard's text tab."""
-        self._board.add_text(tag, text, step)
+        with self._unless_full() as board:
+            if board:
+                board.add_text(tag, text, step)
 
     def saved(self, step: int, folder: Path) -> None:
         """A checkpoint of `step` is complete in `folder`."""
@@ -133,28 +147,62 @@ class Metrics:
         """Write out everything that is still held."""
         self._whole_bar.__exit__(None, None, None)
         self._bar.close()
+        self._write_line(None)
         self._lines.close()
-        self._board.close()
+        with self._unless_full() as board:
+            if board:
+                board.close()
 
     def flush(self) -> None:
-        """Put what was recorded on the disk, before a checkpoint claims the step."""
-        self._lines.flush()
+        """Put what was recorded on the disk, before a checkpoint claims the step.
+
+        Raises OSError where the disk does not take all lines of metrics.jsonl.
+        """
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._lines.write(self._unwritten) :]
         os.fsync(self._lines.fileno())
-        self._board.flush()
+        self._disk_is_full = False
+        with self._unless_full() as board:
+            if board:
+                board.flush()
+            else:
+                self._board = SummaryWriter(str(self._folder.tensorboard))
 
     def _status(self, *, state: str, reason: str | None = None) -> None:
         self._said_at = time.monotonic()
-        write_status(
-            self._folder.path,
-            Status(state=state, steps=self._total_steps, reason=reason, **self._last),
-        )
+        status = Status(state=state, steps=self._total_steps, reason=reason, **self._last)
+        with self._unless_full():
+            write_status(self._folder.path, status)
 
     def _record(self, step: int, scalars: Mapping[str, float]) -> None:
         finite = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}
-        self._lines.write(json.dumps({"step": step, **finite}) + "\n")
-        self._lines.flush()
-        for tag, value in scalars.items():
-            self._board.add_scalar(tag, value, step)
+        self._write_line({"step": step, **finite})
+        with self._unless_full() as board:
+            for tag, value in scalars.items() if board else ():
+                board.add_scalar(tag, value, step)
+
+    def _write_line(self, row: Mapping[str, Any] | None) -> None:
+        """Write `row`, and before it what a full disk did not take earlier."""
+        if row is not None:
+            self._unwritten += (json.dumps(row) + "\n").encode()
+        with self._unless_full():
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._lines.write(self._unwritten) :]
+
+    @contextmanager
+    def _unless_full(self) -> Iterator[SummaryWriter | None]:
+        """Inside, a full disk is said once and passed over: saving decides whether the run goes on.
+
+        Gives TensorBoard's writer, which a full disk ends; `flush` begins another one.
+        """
+        try:
+            yield self._board
+        except OSError as problem:
+            if problem.errno not in DISK_FULL:
+                raise
+            if not self._disk_is_full:
+                logger.error("the record of the run waits, the disk is full: %s", problem)
+            self._disk_is_full, self._board = True, None
 
     def _line(self, step: int, scalars: Mapping[str, float], skipped: str | None) -> str:
         done = step - self._first_step + 1
@@ -174,22 +222,24 @@ def _rewind(path: Path, first_step: int) -> None:
     too."""
     if not path.is_file():
         return
-    kept, removed = [], 0
-    with open(path, encoding="utf-8") as lines:
+    removed, partial = 0, path.with_suffix(".partial")
+    with open(path, encoding="utf-8") as lines, open(partial, "w", encoding="utf-8") as kept:
         for line in lines:
             if line.endswith("\n") and _step_of(line) < first_step:
-                kept.append(line)
+                kept.write(line)
             else:
                 removed += 1
-    if removed:
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        os.replace(partial, path)
-        logger.info(
-            "metrics: removed %d lines from step %d on, written after the checkpoint",
-            removed,
-            first_step,
-        )
+        kept.flush()
+        os.fsync(kept.fileno())
+    if not removed:
+        partial.unlink()
+        return
+    os.replace(partial, path)
+    logger.info(
+        "metrics: removed %d lines from step %d on, written after the checkpoint",
+        removed,
+        first_step,
+    )
 
 
 def _step_of(line: str) -> float:

@@ -88,7 +88,7 @@ def set_up(
 
     engine = Engine(
         make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world,
-        first_weights=_first_weights(config, shards, folder, start, world, make_model),
+        first_weights=_first_weights(config, shards, folder, start, world, make_model, found),
         gathered_whole=_gathered_whole(objectives),
     )  # fmt: skip
     if config.memory.compile == "layers":
@@ -98,8 +98,8 @@ def set_up(
         step=0, positions={o.name: first_place(corpora.train) for o in objectives},
         judge=Judge(config.spikes, skip_steps=config.data.skip_steps),
     )  # fmt: skip
-    if world.leads:
-        announce(setup, settings)
+    # Rank 0 reads the first rows for it, in which there may be damage.
+    world.together(lambda: announce(setup, settings) if world.leads else None)
     if found is not None:
         setup = _restored(setup, found)
     world.on_leader(lambda: _write_folder(setup, settings, start, is_new=found is None))
@@ -132,38 +132,36 @@ def _first_weights(
     start: Start,
     world: World,
     make_model: Callable[[], ObjectiveModel],
+    found: Path | None,
 ) -> Callable[[str], torch.Tensor | None] | None:
     """How rank 0 reads each weight that --init-from or the recipe begins with; None: as they are
-    drawn."""
+    drawn, or read from the checkpoint that was found."""
     optimus = config.objectives.optimus
-    imports = optimus.weight > 0 and (optimus.encoder_from or optimus.decoder_from)
-    if start.init_from is None and not imports:
+    froms = (optimus.encoder_from, optimus.decoder_from) if optimus.weight > 0 else ()
+    imports = [folder for folder in froms if folder]
+    if start.init_from is None and (not imports or found is not None):
         return None
-    read, error = _only_rank_0_reads, None
-    if world.leads:
-        try:
-            with torch.device("meta"):
-                needed = shapes_of(make_model())
-            if start.init_from is None:
-                read = imported_weights(config, needed).get
-                froms = (optimus.encoder_from, optimus.decoder_from)
-                logger.info("weights to begin with: %s", " and ".join(f for f in froms if f))
-            elif imports:
-                raise ValueError(
-                    f"--init-from {start.init_from} and objectives.optimus.encoder_from or "
-                    "decoder_from are two beginnings. Leave out one of them."
-                )
-            else:
-                source = open_source(start.init_from, start.resume, folder.checkpoints)
-                other_words = config.data.allow_other_data
-                vocabulary = None if other_words else shards.tokenizer().fingerprint
-                check_source(source, needed, vocabulary)
-                logger.info("weights to begin with: %s", source.path)
-                read = source.weights.tensor
-        except ValueError as problem:
-            error = str(problem)
-    world.agree(error)
-    return read
+
+    def opened() -> Callable[[str], torch.Tensor | None]:
+        with torch.device("meta"):
+            needed = shapes_of(make_model())
+        if start.init_from is None:
+            read = imported_weights(config, needed).get
+            logger.info("weights to begin with: %s", " and ".join(imports))
+            return read
+        if imports:
+            raise ValueError(
+                f"--init-from {start.init_from} and the recipe's {' and '.join(imports)} are "
+                "two beginnings. Leave out one of them."
+            )
+        source = open_source(start.init_from, start.resume, folder.checkpoints)
+        other_words = config.data.allow_other_data
+        vocabulary = None if other_words else shards.tokenizer().fingerprint
+        check_source(source, needed, vocabulary)
+        logger.info("weights to begin with: %s", source.path)
+        return source.weights.tensor
+
+    return world.together(opened if world.leads else lambda: _only_rank_0_reads)
 
 
 def _only_rank_0_reads(name: str) -> torch.Tensor:
@@ -207,12 +205,21 @@ def _restored(setup: Setup, found: Path) -> Setup:
     positions = setup.positions | world.together(lambda: resume.positions(manifest))
     judged = manifest.state.get("judge", {})
     world.together(lambda: setup.judge.restore(judged, manifest.update))
-    for objective in setup.objectives:
-        if objective.alarm:
-            objective.alarm.restore(manifest.state.get("alarms", {}).get(objective.name, {}))
+    alarms = manifest.state.get("alarms", {})
+    world.together(lambda: _restore_alarms(setup.objectives, alarms))
     checkpoint.load(setup.engine, found)
+    if found.parent.resolve() == setup.folder.checkpoints.resolve():
+        # Before the first save: what lies ahead is given up now, also if the run is killed here.
+        world.on_leader(lambda: checkpoint_files.note_latest(found.parent, found.name))
     logger.info("resumed from %s: step %d is done", found, manifest.update)
     return replace(setup, step=manifest.update, positions=positions)
+
+
+def _restore_alarms(objectives: Sequence[Objective], states: Any) -> None:
+    for objective in objectives:
+        if objective.alarm:
+            own = states.get(objective.name, {}) if isinstance(states, dict) else states
+            objective.alarm.restore(own)
 
 
 def identity_of(setup: Setup) -> dict[str, Any]:

@@ -276,14 +276,13 @@ def save(
 
     leaves: the run ends with it, so that a full disk is an error whatever the recipe says.
     """
-    if metrics:
-        metrics.flush()
     rules = setup.config.checkpoints
     try:
         folder = checkpoint.save(
             setup.engine,
             setup.folder.checkpoints,
             update=step,
+            before=metrics.flush if metrics else lambda: None,
             state=resume.state(identity_of(setup), positions, held_out)
             | {"judge": setup.judge.state(step)}
             | {"alarms": {o.name: o.alarm.state() for o in setup.objectives if o.alarm}},

@@ -51,9 +51,18 @@ class CollapseAlarm:
         return {"in_a_row": self.in_a_row, "raised_nats": self.raised_nats}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; an empty one leaves the alarm as it is."""
-        self.in_a_row = int(state.get("in_a_row", self.in_a_row))
-        self.raised_nats = float(state.get("raised_nats", self.raised_nats))
+        """Go on from what `state` gave; an empty one leaves the alarm as it is.
+
+        Raises ValueError where it is not such a state.
+        """
+        try:
+            self.in_a_row = int(state.get("in_a_row", self.in_a_row))
+            self.raised_nats = float(state.get("raised_nats", self.raised_nats))
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"the checkpoint's state of a collapse alarm is {state!r}: {error}. "
+                "Resume from another one: --resume PATH."
+            ) from error
 
     def _wrong(self, scalars: Mapping[str, float]) -> str | None:
         units, least = scalars.get("active_units"), self.config.active_units

@@ -49,6 +49,24 @@ def test_auto_takes_the_newest_complete_checkpoint(root: Path) -> None:
     assert found.name == "step-00000020"
 
 
+def test_auto_goes_downward_from_the_one_that_the_run_stands_by(root: Path) -> None:
+    """step-00000020 belongs to a branch that was given up by going back to step 10."""
+    checkpoint.note_latest(root, "step-00000010")
+    found = checkpoint.find(root, "auto")
+    assert found is not None
+    assert found.name == checkpoint.choose(root.parent).name == "step-00000010"
+    (root / "step-00000010" / checkpoint.WEIGHTS).unlink()
+    with pytest.raises(ValueError, match="is damaged"):
+        checkpoint.find(root, "auto")
+
+
+def test_a_latest_that_names_nothing_complete_is_passed_over(root: Path) -> None:
+    checkpoint.note_latest(root, "step-00000030")
+    found = checkpoint.find(root, "auto")
+    assert found is not None
+    assert found.name == "step-00000020"
+
+
 @pytest.mark.parametrize("spoiled", [checkpoint.WEIGHTS, checkpoint.MANIFEST])
 def test_auto_passes_over_a_truncated_newest_one_and_says_so(
     root: Path, spoiled: str, caplog: pytest.LogCaptureFixture
@@ -152,6 +170,7 @@ def test_a_manifest_of_another_make_is_refused(
         ('"world_size": 1', '"world_size": 2', "is damaged"),
         ('"versions"', '"more"', "is not a checkpoint manifest"),
         ("{", "", "is not a checkpoint manifest"),
+        ("{", "[" * 100_000, "is not a checkpoint manifest"),
     ],
 )
 def test_an_edited_manifest_is_noticed(root: Path, old: str, new: str, said: str) -> None:

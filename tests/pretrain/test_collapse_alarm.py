@@ -1,5 +1,7 @@
 """The collapse alarm counts evaluations in a row and does what the recipe says."""
 
+from typing import Any, cast
+
 import pytest
 
 from pretrain.latent_config import AlarmConfig, ElboConfig, FreeBitsConfig
@@ -44,6 +46,9 @@ def test_free_bits_are_raised_and_stay_so_after_a_resume():
     said = resumed.note(scalars(0))
     assert said is not None and "free_bits.nats are raised by 0.75 in all" in said
     resumed.restore({})
+    for wrong in ({"in_a_row": []}, {"raised_nats": "much"}, []):
+        with pytest.raises(ValueError, match="state of a collapse alarm"):
+            resumed.restore(cast(dict[str, Any], wrong))
     assert resumed.raised_nats == 0.75
 
 

@@ -60,6 +60,10 @@ def results(
             flag = f"--checkpoints.on_disk_full={policy}"
             arguments = _arguments("full", small_disk or folder, shards, flag)
             cases.append((f"{policy}, {when}", arguments))
+        flags = (f"--checkpoints.on_disk_full={policy}", "--steps=12")
+        cases.append(
+            (f"{policy}, for good", _arguments("full", small_disk or folder, shards, *flags))
+        )
     (folder / "cases.json").write_text(json.dumps(cases))
     argv = [WORKER, str(small_disk or "-"), str(folder), str(folder / "cases.json")]
     run_ranks(2, argv, folder / "log")
@@ -88,3 +92,16 @@ def test_a_full_disk_stops_the_run_or_lets_it_go_on_as_configured(
         assert ("bytes, and" in case["said"]) is (when == "seen before")
         assert (case["names"], case["latest"]) == (STEP_1, "step-00000001")
         assert case["steps"] == steps
+
+
+@pytest.mark.parametrize(("policy", "step"), [("stop", 2), ("continue", 12)])
+def test_a_disk_without_a_byte_left_ends_a_run_only_through_its_saves(
+    policy: str, step: int, results: list[dict[str, Any]], small_disk: Path | None
+) -> None:
+    """Metrics and status find no room either: that is passed over, and hides no message."""
+    if small_disk is None:
+        pytest.skip("a small file system is mounted, which needs root")
+    for rank in results:
+        case = rank[f"{policy}, for good"]
+        assert case["said"].startswith(f"step-{step:08d} was not saved, the disk is full")
+        assert (case["names"], case["latest"]) == (STEP_1, "step-00000001")

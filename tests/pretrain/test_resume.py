@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
+from pretrain.checkpoint_files import complete, find
+
 pytestmark = pytest.mark.ranks
 
 WORKER = str(Path(__file__).parent / "train_cases.py")
@@ -136,8 +138,16 @@ def test_going_back_gives_up_what_lay_ahead(runs: Path, shards: Path, run_ranks:
     ]
     for number, case in enumerate(cases):
         (runs / f"branch{number}.json").write_text(json.dumps([case]))
+    # Going back counts from the load on: this one ends before its first save.
+    unreadable = _train("branch", runs, shards, cases[1][-3], "--evaluation.texts=['no blank']")
+    ends_early = {"arguments": unreadable[3:], "faults": {}, "fails": True}
+    whole = _train("whole", runs, shards)[3:]
+    (runs / "branch0.json").write_text(json.dumps([whole, cases[0], ends_early]))
     run_ranks(1, [WORKER, str(runs / "branch0.json")], runs / "branch0.log")
-    unbroken = _curve(folder)
+    saves = folder / "checkpoints"
+    assert [p.name for p in complete(saves)] == ["step-00000020", "step-00000030"]
+    assert find(saves, "auto") == saves / "step-00000020"
+    unbroken = _curve(runs / "whole")
     run_ranks(1, [WORKER, str(runs / "branch1.json")], runs / "branch1.log")
     assert (folder / "checkpoints" / "latest").read_text().strip() == "step-00000025"
     assert [p.name for p in (folder / "checkpoints").glob("step-*")] == ["step-00000025"]
