@@ -13,15 +13,9 @@ builds the micro batches w, w + num_workers, ... of its rank, and plans the wind
 """
 
 import itertools
-import multiprocessing
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +27,7 @@ from data_pipeline.packing.blend import BlendedRun, Mix, Place, first_place, seq
 from data_pipeline.packing.pack import ARRAYS
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.packing.sequence import Position, RowSequence, Run
+from data_pipeline.packing.worker_processes import start_worker, worker_context
 from data_pipeline.protocols import Split, Transform
 
 __all__ = [
@@ -45,7 +40,6 @@ __all__ = [
     "validation_batches",
 ]
 
-TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # they ask it to save and stop
 FIELDS = ARRAYS
 
 
@@ -162,7 +156,10 @@ def training_batches(
     rows = TrainingRows(sequence, rank, world_size, micro_rows, accumulation, start)
     workers: dict = {}
     if num_workers:
-        workers = {"multiprocessing_context": _worker_context(), "worker_init_fn": _start_worker}
+        workers = {
+            "multiprocessing_context": worker_context(preload=__name__),
+            "worker_init_fn": start_worker,
+        }
     # A generator of its own: the loader draws a seed from it, and would from torch's global one.
     loader = DataLoader(
         rows, batch_size=None, num_workers=num_workers, generator=torch.Generator(), **workers
@@ -267,49 +264,3 @@ def _check_share(rank: int, world_size: int, **counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}.")
-
-
-def _worker_context() -> BaseContext:
-    """Workers come from a server that has imported this module and nothing else of the trainer.
-
-    A fork of the trainer itself would inherit its threads' locks, CUDA context and connections.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    # A blocked signal stays blocked through exec and fork, so that server, tracker and workers are
-    # safe from their first instruction; those that reach the trainer meanwhile are only late.
-    for start in (resource_tracker.ensure_running, forkserver.ensure_running):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
-        try:
-            start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
-
-
-def _start_worker(worker_id: int) -> None:
-    """A worker leaves the signals that stop a run to the trainer, and ends with it however it ends.
-
-    Launchers (SLURM, torchrun, deepspeed) and terminals signal all processes of a group at once.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
-    for wait in (_end_with_trainer, _end_when_told):
-        threading.Thread(target=wait, name=wait.__name__, daemon=True).start()
-
-
-def _end_with_trainer() -> None:
-    # torch's own watch compares parent process numbers; a worker's parent is the fork server, which
-    # lives for as long as its workers do.
-    trainer = multiprocessing.parent_process()
-    assert trainer is not None
-    trainer.join()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _end_when_told() -> None:
-    """The trainer itself still ends a worker by SIGTERM, as multiprocessing does at its exit."""
-    trainer = multiprocessing.parent_process()
-    assert trainer is not None
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer.pid:
-        pass
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -22,6 +22,7 @@ from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Pieces
 from data_pipeline.transforms.blank_config import BlankConfig
 from data_pipeline.transforms.blank_plan import BlankPlan
+from data_pipeline.transforms.sentence_spans import sentence_spans
 from data_pipeline.transforms.span_lengths import SpanLengths
 
 SINGLE_DRAW, KIND_DRAW, FORM_DRAW, GENERATION_DRAW, PLACE_DRAW, WHOLE_DRAW = range(6)
@@ -206,34 +207,6 @@ def _draw_sentences(texts: _Texts, pieces: Pieces, config: BlankConfig) -> _Draw
         texts.piece_M[owner[placed]], start[placed], length[placed], bits[placed] & LOW_WORD,
         lost_M, zeros_M, zeros_M,
     )  # fmt: skip
-
-
-def sentence_spans(
-    pieces: Pieces, chosen_M: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Owner (index into chosen_M), start and stop of every sentence of the chosen pieces, in order.
-
-    CLS is token 0 and in no sentence, nor are the prompt and eos; an unterminated tail is one.
-    """
-    low_M = pieces.prompt_N[chosen_M]
-    high_M = (pieces.stop_N - pieces.start_N)[chosen_M]
-    counts_M = np.diff(pieces.sentence_offsets_N1)[chosen_M]
-    owner = np.repeat(np.arange(len(chosen_M)), counts_M)
-    ends = pieces.sentence_ends[ragged.spread(pieces.sentence_offsets_N1[chosen_M], counts_M)]
-    inner = (ends > low_M[owner]) & (ends < high_M[owner])
-    owner, ends = owner[inner], ends[inner]
-
-    has_text = np.flatnonzero(high_M > low_M)
-    inner_M = np.bincount(owner, minlength=len(chosen_M))
-    sentence_M1 = ragged.offsets(inner_M + (high_M > low_M))
-    owners = np.repeat(np.arange(len(chosen_M)), np.diff(sentence_M1))
-    starts, stops = np.empty(len(owners), np.int64), np.empty(len(owners), np.int64)
-    starts[sentence_M1[has_text]] = low_M[has_text]
-    stops[sentence_M1[has_text + 1] - 1] = high_M[has_text]
-    at = ragged.spread(sentence_M1[:-1], inner_M)
-    stops[at] = ends
-    starts[at + 1] = ends
-    return owners, starts + 1, stops + 1
 
 
 def _draw_stretches(

@@ -15,7 +15,7 @@ from data_pipeline.rows import KINDS, Pieces
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms import blank_build, blank_draw
 from data_pipeline.transforms.blank import BlankConfig, BlankPlan, BlankTransform
-from data_pipeline.transforms.blank_draw import sentence_spans
+from data_pipeline.transforms.sentence_spans import sentence_spans
 from data_pipeline.transforms.span_lengths import SpanLengths
 
 GOLDEN_DIR = Path(__file__).parents[1] / "golden/glm"
