@@ -11,8 +11,9 @@ from typing import Literal
 
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.data_config import DataConfig
-from pretrain.latent_config import GlmVaeConfig, OptimusConfig
+from pretrain.latent_config import AdaVaeConfig, GlmVaeConfig, OptimusConfig
 from pretrain.models.shape import BackboneShape
+from pretrain.trains import Trains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,8 @@ class ObjectivesConfig:
     """Blank infilling beside a latent vector of the text."""
     optimus: OptimusConfig = field(default_factory=OptimusConfig)
     """Texts written from a latent vector that an encoder of its own reads."""
+    adavae: AdaVaeConfig = field(default_factory=AdaVaeConfig)
+    """Texts written by the backbone from a latent vector that it has read itself."""
 
     def __post_init__(self) -> None:
         if not self.chosen:
@@ -268,6 +271,9 @@ class Config:
     """Shape of the backbone."""
     objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
     """What is learned."""
+    trains: Trains = "all"
+    """What learns: all; parts: what objectives add to the backbone (adapters, heads, an encoder);
+    parts_and_norms: that and the backbone's LayerNorms (AdaVAE)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -320,6 +326,7 @@ class Config:
                 "evaluation.texts are filled by what objectives.glm learns, whose weight is 0. "
                 "Leave out the texts, or set objectives.glm.weight above 0."
             )
+        self._check_adapters()
         optimus, longest = self.objectives.optimus, self.data.packing.source_tokens
         reach = self.model.max_positions or longest
         if optimus.weight > 0 and reach < longest + optimus.first_position:
@@ -327,6 +334,23 @@ class Config:
                 "objectives.optimus.latent.injection: with a memory slot positions begin at 1, so "
                 f"model.max_positions must be at least data.packing.source_tokens + 1 = "
                 f"{longest + 1}, got {reach}."
+            )
+
+    def _check_adapters(self) -> None:
+        adavae, added = self.objectives.adavae, set(self.objectives.chosen) - {"glm"}
+        if self.trains != "all" and not added:
+            raise ValueError(
+                f"trains: {self.trains} leaves nothing to learn, since no objective adds anything "
+                "to the backbone. Choose one with a latent space, or trains: all."
+            )
+        if adavae.weight == 0:
+            return
+        if self.model.norm_order != "pre":
+            raise ValueError("objectives.adavae needs model.norm_order: pre, got post.")
+        if adavae.encoder_layers > self.model.num_layers:
+            raise ValueError(
+                "objectives.adavae.encoder_layers must be at most model.num_layers = "
+                f"{self.model.num_layers}, got {adavae.encoder_layers}."
             )
 
     def _check_sentinels(self, name: str) -> None:

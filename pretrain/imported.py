@@ -9,6 +9,7 @@ rows beyond stay as they were drawn.
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,30 +22,53 @@ TABLES = ("embedding.token_table", "embedding.position_table")
 _FREE = ("dropout_prob", "attention_dropout_prob", "init_std", "max_positions")
 
 
+class _Import(NamedTuple):
+    """A folder that the recipe names, and what it is to be."""
+
+    setting: str
+    folder: str
+    kind: str
+    shape: BackboneShape
+    prefix: str  # of our names
+
+
+def _imports(config: Config) -> list[_Import]:
+    optimus, adavae = config.objectives.optimus, config.objectives.adavae
+    encoder = "parts.optimus.encoder"
+    named = [
+        (optimus, "encoder_from", optimus.encoder_from, "bert", optimus.encoder, encoder),
+        (optimus, "decoder_from", optimus.decoder_from, "gpt2", config.model, "backbone"),
+        (adavae, "backbone_from", adavae.backbone_from, "gpt2", config.model, "backbone"),
+    ]
+    names = {id(optimus): "optimus", id(adavae): "adavae"}
+    return [
+        _Import(f"objectives.{names[id(objective)]}.{setting}", folder, *rest)
+        for objective, setting, folder, *rest in named
+        if folder is not None and objective.weight > 0
+    ]
+
+
+def imported_folders(config: Config) -> list[str]:
+    """The folders whose weights the recipe begins with."""
+    return [one.folder for one in _imports(config)]
+
+
 def imported_weights(config: Config, needed: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """What objectives.optimus.encoder_from and decoder_from give; empty where neither is chosen.
+    """What the folders that the recipe names give: our names -> tensors; empty without any.
 
     needed: names and sizes of the run's weights. Raises ValueError for a folder that cannot be
     read, or whose model is not the recipe's.
     """
-    optimus = config.objectives.optimus
     weights: dict[str, Tensor] = {}
-    if optimus.weight == 0:
-        return weights
-    for setting, kind, shape, prefix in (
-        ("encoder_from", "bert", optimus.encoder, "parts.optimus.encoder"),
-        ("decoder_from", "gpt2", config.model, "backbone"),
-    ):
-        folder = getattr(optimus, setting)
-        if folder is not None:
-            imported = read_folder(Path(folder))
-            where = f"objectives.optimus.{setting} {folder}"
-            _check(where, imported, kind, shape)
-            weights |= {f"{prefix}.{name}": tensor for name, tensor in imported.weights.items()}
-            if kind == "bert" and optimus.latent.pooling == "cls":
-                dense = "parts.optimus.head.pooler.dense"
-                weights |= {f"{dense}.{name}": t for name, t in imported.pooler.items()}
-            _check_sizes(where, weights, needed)
+    for one in _imports(config):
+        imported = read_folder(Path(one.folder))
+        where = f"{one.setting} {one.folder}"
+        _check(where, imported, one.kind, one.shape)
+        weights |= {f"{one.prefix}.{name}": tensor for name, tensor in imported.weights.items()}
+        if one.kind == "bert" and config.objectives.optimus.latent.pooling == "cls":
+            dense = "parts.optimus.head.pooler.dense"
+            weights |= {f"{dense}.{name}": t for name, t in imported.pooler.items()}
+        _check_sizes(where, weights, needed)
     return weights
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from data_pipeline.transforms.blank import BlankConfig
-from pretrain.models.latent_shape import LatentShape
+from pretrain.models.latent_shape import LatentShape, Placement, Pooling
 from pretrain.models.shape import BackboneShape
 
 
@@ -99,11 +99,12 @@ class ElboConfig:
     """KL that costs nothing."""
     alarm: AlarmConfig = field(default_factory=AlarmConfig)
     """What is done about a collapse."""
-    reduction: Literal["token", "text", "length_weighted"] = "text"
+    reduction: Literal["token", "text", "length_weighted", "separate"] = "text"
     """What is divided by what. text: the mean over texts of reconstruction + beta KL (Optimus);
     token: the same sum divided by the number of targets, on the scale of a language model's loss;
     length_weighted: each text's reconstruction divided by its number of targets, its KL not
-    (Optimus' --length_weighted_loss)."""
+    (Optimus' --length_weighted_loss); separate: reconstruction divided by targets, KL by texts, so
+    that beta counts as often as a text has tokens (AdaVAE)."""
     noise: Literal["sampled", "none"] = "sampled"
     """sampled: z ~ q(z | x); none: z = mu, a deterministic autoencoder."""
     window: int = 1024
@@ -198,3 +199,57 @@ class GlmVaeConfig:
             raise ValueError(
                 f"objectives.glm_vae.weight must be finite, 0 or more, got {self.weight}."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaVaeConfig:
+    """AdaVAE (Tu et al. 2022): the first layers of the run's backbone, unmasked and with adapters
+    of their own, are the encoder; all of them, causal and with others, the decoder."""
+
+    weight: float = 0.0
+    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
+    encoder_layers: int = 8
+    """Layers of the backbone that encode."""
+    adapter_size: int = 128
+    """Width inside the adapters."""
+    adapter_placement: Placement = "parallel_ffn"
+    """Where an adapter stands in a layer (pretrain/models/adapters.py); reference_double is what
+    the published code computes."""
+    latent_size: int = 32
+    """Z, dimensions of the latent vector."""
+    pooling: Pooling = "latent_attention"
+    """How hidden states become one vector; see LatentShape."""
+    injection: Literal["psa", "memory", "embedding"] = "psa"
+    """psa: a slot in every layer, its key and value from W z by a map of the layer's own; memory:
+    key and value are one; embedding: W z is added to every token, and the decoder has no
+    adapters."""
+    projection: Literal["shared", "per_layer"] = "shared"
+    """W: one for all layers, or one for each (psa and memory)."""
+    elbo: ElboConfig = field(
+        default_factory=lambda: ElboConfig(
+            reduction="separate",
+            beta=BetaConfig(cycles=4, zero_ratio=0.25, increase_ratio=0.25),
+            free_bits=FreeBitsConfig(mode="total", nats=16.0),
+        )
+    )
+    """The loss."""
+    backbone_from: str | None = None
+    """Transformers folder of a GPT-2 whose weights the backbone begins with; its vocabulary must be
+    the shards'. A relative path counts from the caller's folder."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"objectives.adavae.weight must be finite, 0 or more, got {self.weight}."
+            )
+        for name in ("encoder_layers", "adapter_size", "latent_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"objectives.adavae.{name} must be at least 1, got {getattr(self, name)}."
+                )
+
+    @property
+    def latent(self) -> LatentShape:
+        """The latent space."""
+        injection = "embedding" if self.injection == "embedding" else "memory"
+        return LatentShape(size=self.latent_size, pooling=self.pooling, injection=injection)

@@ -21,6 +21,9 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
     """What decides the rows of a run, and the shape of its model, as plain JSON values."""
     chosen = {name: asdict(getattr(config.objectives, name)) for name in config.objectives.chosen}
     latents = {f"objectives.{n}.latent": c["latent"] for n, c in chosen.items() if "latent" in c}
+    adavae = chosen.get("adavae", {})
+    adapted = {k: adavae[k] for k in adavae if k not in ("weight", "elbo", "backbone_from")}
+    latents |= {"objectives.adavae": adapted} if adapted else {}
     encoders = {
         f"objectives.{n}.encoder": c["encoder"] for n, c in chosen.items() if "encoder" in c
     }
@@ -37,6 +40,7 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
             **{k: v for k, v in vars(config.model).items() if not k.endswith("_prob")},
             "vocab_size": vocab_size,
             "source_tokens": config.data.packing.source_tokens,
+            "trains": config.trains,
             **flat(latents),
             **{k: v for k, v in flat(encoders).items() if not k.endswith("_prob")},
         },
@@ -76,7 +80,8 @@ def refusal(
 ) -> str | None:
     """Why the run must not go on from `found`, as one line; None where it may."""
     # A checkpoint that was written before a setting of the shape existed has its default.
-    model = _differences(manifest.state.get("model"), wanted["model"], vars(BackboneShape()))
+    defaults = {**vars(BackboneShape()), "trains": "all"}
+    model = _differences(manifest.state.get("model"), wanted["model"], defaults)
     if model:
         return f"{found} holds another model: {model}. Use the recipe of that run."
     blanks = flat(

@@ -22,7 +22,7 @@ from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.corpora import Corpora, Corpus
 from pretrain.engine import Engine
-from pretrain.imported import imported_weights
+from pretrain.imported import imported_folders, imported_weights
 from pretrain.judge import Judge
 from pretrain.models.backbone import Backbone, Layer, decays, num_positions
 from pretrain.models.shape import padded_vocabulary
@@ -30,6 +30,7 @@ from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.run_folder import RunFolder
+from pretrain.trains import freeze, in_words
 from pretrain.warm_start import check_source, open_source
 from pretrain.weights import shapes_of
 from pretrain.world import World
@@ -84,7 +85,9 @@ def set_up(
             objectives, config.model, vocab_size=vocab_size,
             source_tokens=packing.source_tokens, seed=config.seed,
         )  # fmt: skip
-        return ObjectiveModel(make_backbone(config, vocab_size), parts)
+        model = ObjectiveModel(make_backbone(config, vocab_size), parts)
+        freeze(model, config.trains)
+        return model
 
     engine = Engine(
         make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world,
@@ -136,9 +139,7 @@ def _first_weights(
 ) -> Callable[[str], torch.Tensor | None] | None:
     """How rank 0 reads each weight that --init-from or the recipe begins with; None: as they are
     drawn, or read from the checkpoint that was found."""
-    optimus = config.objectives.optimus
-    froms = (optimus.encoder_from, optimus.decoder_from) if optimus.weight > 0 else ()
-    imports = [folder for folder in froms if folder]
+    imports = imported_folders(config)
     if start.init_from is None and (not imports or found is not None):
         return None
 
@@ -256,9 +257,8 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
     for corpus in setup.corpora.corpora:
         _announce_corpus(setup, corpus)
     logger.info(
-        "model: %d parameters trained, %d frozen; vocabulary %d padded to %d",
-        engine.num_parameters[True],
-        engine.num_parameters[False],
+        "model: %s; vocabulary %d padded to %d",
+        in_words(engine.num_parameters[True], engine.num_parameters[False]),
         max(t.vocab_size for t in setup.transforms.values()),
         setup.vocab_size,
     )

@@ -28,7 +28,9 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels.dispatch import embedding_2d, latent_memory_attention
 from kernels.visibility import Visibility
+from pretrain.models.adapters import Adapter
 from pretrain.models.cache import KeyValueCache, LayerCache
+from pretrain.models.parameters import Linear, normal_parameter
 from pretrain.models.shape import BackboneShape
 
 # Latent slots of one layer: keys (B, N, M, H, K), and values of that shape or None, where the keys
@@ -52,41 +54,6 @@ def check_positions(positions: Tensor, table_rows: int) -> None:
             f"position {highest} lies beyond the position table: it must be below {table_rows}. "
             f"Shorten the text, or use a model trained with a larger source_tokens."
         )
-
-
-def normal_parameter(
-    num_rows: int, num_columns: int, std: float, generator: torch.Generator
-) -> nn.Parameter:
-    """A matrix drawn from N(0, std), the same values whatever the default device and dtype are."""
-    parameter = nn.Parameter(torch.empty(num_rows, num_columns))
-    if not parameter.is_meta:
-        # torch.normal, because zero.Init casts what torch.empty and torch.randn return.
-        values = torch.normal(
-            0.0,
-            std,
-            (num_rows, num_columns),
-            generator=generator,
-            device="cpu",
-            dtype=torch.float32,
-        )
-        parameter.data.copy_(values)
-    return parameter
-
-
-class Linear(nn.Module):
-    """y = x W^T + b with W ~ N(0, std) and b = 0."""
-
-    def __init__(
-        self, num_inputs: int, num_outputs: int, std: float, generator: torch.Generator
-    ) -> None:
-        super().__init__()
-        self.weight = normal_parameter(num_outputs, num_inputs, std, generator)
-        self.bias = nn.Parameter(torch.zeros(num_outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        # As a matrix: else zero.Init's stand-in for F.linear adds the bias in a pass of its own.
-        rows = F.linear(x.flatten(0, -2), self.weight, self.bias)
-        return rows.unflatten(0, x.shape[:-1])
 
 
 class Embedding2D(nn.Module):
@@ -209,11 +176,18 @@ class Layer(nn.Module):
         visibility: Visibility,
         cache: LayerCache | None = None,
         slots: Slots | None = None,
+        adapter: Adapter | None = None,
     ) -> Tensor:
         if self.norm_first:
             read_BTD = self.attention(self.attention_norm(x_BTD), visibility, cache, slots)
+            added_BTD = None if adapter is None else adapter.beside_attention(x_BTD)
             x_BTD = x_BTD + self.dropout(read_BTD)
-            return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
+            x_BTD = x_BTD if added_BTD is None else x_BTD + added_BTD
+            out_BTD = self.dropout(self.mlp(self.mlp_norm(x_BTD)))
+            if adapter is not None:
+                x_BTD = x_BTD + adapter.beside_feed_forward(x_BTD, out_BTD)
+            return x_BTD + out_BTD
+        assert adapter is None, "adapters are for pre-LN layers"
         read_BTD = self.attention(x_BTD, visibility, cache, slots)
         x_BTD = self.attention_norm(x_BTD + self.dropout(read_BTD))
         return self.mlp_norm(x_BTD + self.dropout(self.mlp(x_BTD)))
@@ -264,6 +238,7 @@ class Backbone(nn.Module):
         latent_embedding: Tensor | None = None,
         cache: KeyValueCache | None = None,
         layers: int | None = None,
+        adapters: Sequence[Adapter] | None = None,
     ) -> Tensor:
         """Hidden states (B, T, D).
 
@@ -273,7 +248,8 @@ class Backbone(nn.Module):
         token_types: (B, T), where the shape has them; all 0 by default. memory: for each layer the
         latent slots of the N documents of a row, beside which their tokens are read.
         latent_embedding: (B, N, D), what each document adds to the embedding of its tokens.
-        layers: run the first so many layers and the last LayerNorm; all by default.
+        layers: run the first so many layers and the last LayerNorm; all by default. adapters: one
+        for each layer that is run.
         cache: what was read before; the T tokens are read behind it and join it. Their visibility
         counts the tokens of their row from the first that was read, padding left out.
         """
@@ -284,15 +260,16 @@ class Backbone(nn.Module):
         )
         chosen = list(self.layers)[:layers]
         slots = memory or [None] * len(chosen)
+        added = adapters or [None] * len(chosen)
         if cache is not None:
             visibility = cache.admit(visibility)
-            for layer, layer_cache, own in zip(chosen, cache.layers, slots, strict=True):
-                x_BTD = layer(x_BTD, visibility, layer_cache, own)
+            for layer, kept, own, adapter in zip(chosen, cache.layers, slots, added, strict=True):
+                x_BTD = layer(x_BTD, visibility, kept, own, adapter)
         elif self.layers_per_checkpoint and self.training:
-            x_BTD = self._recomputed_layers(x_BTD, visibility, chosen, slots)
+            x_BTD = self._recomputed_layers(x_BTD, visibility, chosen, slots, added)
         else:
-            for layer, own in zip(chosen, slots, strict=True):
-                x_BTD = layer(x_BTD, visibility, None, own)
+            for layer, own, adapter in zip(chosen, slots, added, strict=True):
+                x_BTD = layer(x_BTD, visibility, None, own, adapter)
         return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
 
     def _recomputed_layers(
@@ -301,6 +278,7 @@ class Backbone(nn.Module):
         visibility: Visibility,
         layers: Sequence[nn.Module],
         slots: Sequence[Slots | None],
+        adapters: Sequence[Adapter | None],
     ) -> Tensor:
         """The layers in groups that keep their input alone and run again in backward.
 
@@ -311,8 +289,10 @@ class Backbone(nn.Module):
 
             def group(x_BTD: Tensor, first: int = first) -> Tensor:
                 some = slice(first, first + step)
-                for layer, own in zip(layers[some], slots[some], strict=True):
-                    x_BTD = layer(x_BTD, visibility, None, own)
+                for layer, own, adapter in zip(
+                    layers[some], slots[some], adapters[some], strict=True
+                ):
+                    x_BTD = layer(x_BTD, visibility, None, own, adapter)
                 return x_BTD
 
             x_BTD = checkpoint(group, x_BTD, use_reentrant=False)

@@ -78,6 +78,7 @@ class Pooler(nn.Module):
     ) -> None:
         super().__init__()
         self.pooling = latent.pooling
+        self.score_divisor = math.sqrt(width)  # of latent_attention
         self.score = self.dense = None
         if self.pooling in ("latent_attention", "average"):
             has_bias = self.pooling == "latent_attention"
@@ -99,11 +100,9 @@ class Pooler(nn.Module):
 
     def _weights(self, score_BT: Tensor, owns_BNT: Tensor) -> Tensor:
         """Weights of a document's tokens in its mean; they sum to 1, or to 0 without tokens."""
+        score_BT = F.relu(score_BT)
         if self.pooling == "latent_attention":
-            assert self.score is not None
-            score_BT = F.relu(score_BT) / math.sqrt(self.score.weight.shape[1])
-        else:
-            score_BT = F.gelu(score_BT, approximate="tanh")
+            score_BT = score_BT / self.score_divisor
         hidden = ~owns_BNT
         # finfo.min and not -inf: a document without tokens stays finite and is then set to 0.
         scores_BNT = score_BT[:, None].masked_fill(hidden, torch.finfo(score_BT.dtype).min)

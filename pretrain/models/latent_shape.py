@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Pooling = Literal["latent_attention", "average", "mean", "cls", "mean_max"]
+Placement = Literal["parallel_ffn", "sequential", "reference_double"]
 Injection = Literal["memory", "embedding", "both"]
 
 
@@ -15,7 +16,7 @@ class LatentShape:
     """Z, dimensions of the latent vector."""
     pooling: Pooling = "latent_attention"
     """How the hidden states of a document become one vector. latent_attention: a mean weighted by
-    softmax(ReLU(w.h + b) / sqrt(D)) (AdaVAE); average: weighted by softmax(GELU(w.h)); mean:
+    softmax(ReLU(w.h + b) / sqrt(D)) (AdaVAE); average: weighted by softmax(ReLU(w.h)); mean:
     tanh(W mean + b); cls: tanh(W h + b) of its first token (BERT); mean_max: tanh(W [mean, max] +
     b)."""
     injection: Injection = "memory"

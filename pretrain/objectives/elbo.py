@@ -9,7 +9,8 @@ Bowman et al. 2016; cyclical beta: Fu et al. 2019; free bits: Kingma et al. 2016
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor
 
 from data_pipeline.rows import KINDS
 from kernels.visibility import Visibility
-from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.latent_config import AlarmConfig, BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.models.adapters import Adapter
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent import Injected, Posterior
+from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.glm import kind_terms
 from pretrain.objectives.health import Health
 from pretrain.objectives.loss import LossTerm, target_losses
@@ -80,10 +83,22 @@ def by_text(
     return sums.index_add(0, place_T, values_T).view(num_rows, num_documents)
 
 
+def elbo_now(config: ElboConfig, alarm: CollapseAlarm, *, is_training: bool) -> ElboConfig:
+    """The loss as it stands: the alarm may have raised the free bits; an evaluation has none."""
+    if not is_training:
+        return replace(config, free_bits=FreeBitsConfig(), alarm=AlarmConfig())
+    return replace(config, free_bits=alarm.raised(config.free_bits))
+
+
 def elbo_counts(inputs: Mapping[str, Tensor], config: ElboConfig) -> dict[str, Tensor]:
     """What each optimised term is divided by, over the whole update: targets or texts."""
-    counted = inputs["weights"] if config.reduction == "token" else inputs["exists"]
-    return dict.fromkeys(OPTIMISED, counted.sum().float())
+    return _counts(inputs["weights"].sum(), inputs["exists"].sum().float(), config)
+
+
+def _counts(num_targets: Tensor, num_texts: Tensor, config: ElboConfig) -> dict[str, Tensor]:
+    of_reconstruction = num_targets if config.reduction in ("token", "separate") else num_texts
+    of_kl = num_targets if config.reduction == "token" else num_texts
+    return dict(zip(OPTIMISED, (of_reconstruction, of_kl), strict=True))
 
 
 def sources_visibility(inputs: Mapping[str, Tensor]) -> Visibility:
@@ -97,6 +112,7 @@ def decoded_terms(
     posterior: Posterior,
     inputs: Mapping[str, Tensor],
     config: ElboConfig,
+    adapters: Sequence[Adapter] | None = None,
 ) -> dict[str, LossTerm]:
     """Rows written beside what z gives them: the terms of the ELBO, and one per kind of target."""
     hidden_BTD = decoder(
@@ -105,6 +121,7 @@ def decoded_terms(
         Visibility(inputs["lo"], inputs["hi"], inputs["document"]),
         memory=injected.memory,
         latent_embedding=injected.latent_embedding,
+        adapters=adapters,
     )
     losses_N = target_losses(decoder, hidden_BTD, inputs["target_index"], inputs["targets"])
     weighted_N, weights_N = losses_N * inputs["weights"], inputs["weights"]
@@ -129,13 +146,13 @@ def elbo_terms(
     kl_BNZ = posterior.kl()
     costs_BN = free_kl(kl_BNZ, config.free_bits) * exists
     num_targets, num_texts = texts.weights.sum(), exists.sum().to(nats.dtype)
-    count = num_targets if config.reduction == "token" else num_texts
+    counts = _counts(num_targets, num_texts, config)
     lost = nats
     if config.reduction == "length_weighted":
         lost = nats / texts.weights.clamp(min=torch.finfo(nats.dtype).tiny)
         lost = torch.where(texts.weights > 0, lost, 0.0)
     optimised = (lost.sum(), (beta * costs_BN).sum())
-    terms = {name: LossTerm(v, count) for name, v in zip(OPTIMISED, optimised, strict=True)}
+    terms = {name: LossTerm(v, counts[name]) for name, v in zip(OPTIMISED, optimised, strict=True)}
     reported = {
         "reconstruction": (nats.sum(), num_targets),
         "reconstruction_text": (nats.sum(), num_texts),

@@ -10,7 +10,6 @@ Terms: see elbo.py, and the nats a target by kind of blank. This is ours; docs/o
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankTransform
-from pretrain.latent_config import ElboConfig, FreeBitsConfig, GlmVaeConfig
+from pretrain.latent_config import ElboConfig, GlmVaeConfig
 from pretrain.models.latent import Injector, LatentHead
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
@@ -27,6 +26,7 @@ from pretrain.objectives.elbo import (
     beta,
     decoded_terms,
     elbo_counts,
+    elbo_now,
     elbo_scalars,
     sources_visibility,
 )
@@ -94,10 +94,8 @@ class GlmVaeObjective:
     def elbo(self, *, is_training: bool) -> ElboConfig:
         """The loss as it stands now: the alarm may have raised the free bits; an evaluation has
         none."""
-        elbo = self.config.elbo
         assert self.alarm is not None
-        free_bits = self.alarm.raised(elbo.free_bits) if is_training else FreeBitsConfig()
-        return replace(elbo, free_bits=free_bits)
+        return elbo_now(self.config.elbo, self.alarm, is_training=is_training)
 
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Targets or texts, by the reduction."""

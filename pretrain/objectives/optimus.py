@@ -8,7 +8,6 @@ whose key is its value too, as what is added to every token's embedding, or both
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
-from pretrain.latent_config import ElboConfig, FreeBitsConfig, OptimusConfig
+from pretrain.latent_config import ElboConfig, OptimusConfig
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent import Injector, LatentHead
 from pretrain.models.shape import BackboneShape
@@ -26,6 +25,7 @@ from pretrain.objectives.elbo import (
     beta,
     decoded_terms,
     elbo_counts,
+    elbo_now,
     elbo_scalars,
     sources_visibility,
 )
@@ -115,10 +115,8 @@ class OptimusObjective:
     def elbo(self, *, is_training: bool) -> ElboConfig:
         """The loss as it stands now: the alarm may have raised the free bits; an evaluation has
         none."""
-        elbo = self.config.elbo
         assert self.alarm is not None
-        free_bits = self.alarm.raised(elbo.free_bits) if is_training else FreeBitsConfig()
-        return replace(elbo, free_bits=free_bits)
+        return elbo_now(self.config.elbo, self.alarm, is_training=is_training)
 
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Targets or texts, by the reduction."""

@@ -8,6 +8,7 @@ from torch import nn
 from data_pipeline.hashing import mix_ints
 from pretrain.config import ObjectivesConfig
 from pretrain.models.shape import BackboneShape
+from pretrain.objectives.adavae import AdaVaeObjective
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.glm_vae import GlmVaeObjective
 from pretrain.objectives.loss import Objective
@@ -20,6 +21,7 @@ def objectives_of(config: ObjectivesConfig, *, steps: int) -> list[Objective]:
         GlmObjective(config.glm.blanks, weight=config.glm.weight),
         GlmVaeObjective(config.glm_vae, steps=steps),
         OptimusObjective(config.optimus, steps=steps),
+        AdaVaeObjective(config.adavae, steps=steps),
     ]
     return [objective for objective in objectives if objective.weight > 0]
 

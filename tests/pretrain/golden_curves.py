@@ -38,6 +38,16 @@ OBJECTIVES: dict[str, list[str]] = {
         "--objectives.glm_vae.elbo.free_bits={mode: hinge, nats: 0.005}",
         "--objectives.glm_vae.elbo.report_every=1",
     ],
+    # Adapters, latent head and LayerNorms learn, the rest stays as it was drawn.
+    "adavae": [
+        "--objectives.glm.weight=0",
+        "--objectives.adavae={weight: 1, encoder_layers: 1, adapter_size: 8, latent_size: 8}",
+        "--objectives.adavae.elbo={report_every: 1, beta: {cycles: 2}, "
+        "free_bits: {mode: total, nats: 0.01}, reduction: separate}",
+        "--model.block_positions=false",
+        "--trains=parts_and_norms",
+        "--optimizer.lr=0.02",
+    ],
     # Alone: an encoder of BERT's shape, a decoder of GPT-2's, part of the encoder's input hidden.
     "optimus": [
         "--objectives.glm.weight=0",
@@ -51,6 +61,7 @@ OBJECTIVES: dict[str, list[str]] = {
         "--objectives.optimus.elbo.beta={cycles: 2}",
         "--objectives.optimus.elbo.free_bits={mode: mask, nats: 0.005}",
         "--objectives.optimus.elbo.reduction=length_weighted",
+        "--objectives.optimus.elbo.report_every=1",
         "--objectives.optimus.denoise_ratio=0.15",
         "--optimizer.lr=0.002",
         "--spikes.loss_deviations=0",

@@ -53,7 +53,8 @@ def test_the_curve_is_the_golden_one(name: str, curves: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_curve_falls(name: str) -> None:
     losses = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["loss/total_nats"]
-    assert losses[-1] < losses[0] - 0.5
+    # Of AdaVAE only adapters, head and LayerNorms learn, beside a backbone that was never trained.
+    assert losses[-1] < losses[0] - (0.03 if name == "adavae" else 0.5)
 
 
 def _numbers(column: list[float | None]) -> list[float]:

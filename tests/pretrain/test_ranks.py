@@ -83,6 +83,19 @@ OPTIMUS = (
     "--objectives.optimus.elbo.free_bits={mode: mask, nats: 0.01}",
     "--objectives.optimus.denoise_ratio=0.2",
 )
+ADAVAE = (
+    "--objectives.glm.weight=0",
+    "--objectives.adavae={weight: 1, encoder_layers: 1, adapter_size: 8, latent_size: 6}",
+    "--model.block_positions=false",
+    "--trains=parts_and_norms",
+)
+LATENT_ADAVAE = {
+    "adavae_reference": Case(1, 0, 8, flags=ADAVAE),
+    "adavae_two_ranks_stage2": Case(2, 2, 4, flags=ADAVAE),
+    "adavae_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=ADAVAE),
+    "adavae_broken": Case(2, 3, 4, flags=(*ADAVAE, "--stop_at_step=4")),
+    "adavae_broken, resumed": Case(2, 3, 4, flags=(*ADAVAE, "--resume=auto")),
+}
 LATENT_OPTIMUS = {
     "optimus_reference": Case(1, 0, 8, flags=OPTIMUS),
     "optimus_two_ranks_stage2": Case(2, 2, 4, flags=OPTIMUS),
@@ -197,9 +210,9 @@ def curves(
     ranks_folder: Path, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Every scalar of every step, by case."""
-    return _trained(
-        CASES | LATENT | LATENT_OPTIMUS | EXTRA | SKIPS | BROKEN, ranks_folder, shards, run_ranks
-    )
+    latent = LATENT | LATENT_OPTIMUS | LATENT_ADAVAE
+    cases = CASES | latent | EXTRA | SKIPS | BROKEN
+    return _trained(cases, ranks_folder, shards, run_ranks)
 
 
 @pytest.fixture(scope="module")
@@ -278,23 +291,27 @@ def test_ranks_and_stages_agree_on_a_latent_space(
     assert found == pytest.approx(reference, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in LATENT_OPTIMUS if n != "optimus_reference" and "," not in n]
-)
+TWO = [n for n in LATENT_OPTIMUS | LATENT_ADAVAE if "reference" not in n and "," not in n]
+
+
+@pytest.mark.parametrize("name", TWO)
 @pytest.mark.parametrize(
     "tag",
     [
         "loss/total_nats",
-        "loss/optimus_reconstruction_nats",
-        "loss/optimus_kl_nats",
+        "loss/{}_reconstruction_nats",
+        "loss/{}_kl_nats",
         "optimizer/gradient_norm",
-        "validation/optimus_kl_nats",
+        "validation/{}_kl_nats",
     ],
 )
-def test_ranks_and_stages_agree_on_two_backbones(
+def test_ranks_and_stages_agree_on_optimus_and_adavae(
     name: str, tag: str, curves: dict[str, list[dict[str, float]]]
 ) -> None:
-    reference = _scalar(curves["optimus_reference"], tag)
+    """Two backbones, and one of which little learns; the broken ones are resumed."""
+    objective = name.partition("_")[0]
+    tag = tag.format(objective)
+    reference = _scalar(curves[f"{objective}_reference"], tag)
     found = _scalar(curves[name], tag)[-len(reference) :]
     assert len(reference) == (1 if tag.startswith("validation/") else STEPS)
     # KL begins at 2e-4 nats, a difference of numbers near 1 in fp32.
