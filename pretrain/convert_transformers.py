@@ -50,7 +50,7 @@ _GPT2 = {
 _LEFT_OUT = (
     r"embeddings\.position_ids",
     r"h\.\d+\.attn\.(bias|masked_bias)",
-    r"lm_head\.weight",  # tied to the token table
+    r"lm_head\.weight",  # the token table again, which read_folder compares
     r"cls\..*",  # BERT's heads of masked words and next sentences
 )
 _THIRDS = ("query", "key", "value")
@@ -115,12 +115,22 @@ def read_folder(folder: Path) -> Imported:
     stored = WeightFiles.open(files)
     weights = {name: stored.tensor(name).float() for name in stored.shapes}
     kind = config.get("model_type")
-    if kind == "bert":
-        renamed, shape = from_bert(weights), _bert_shape(config, folder)
-    elif kind == "gpt2":
-        renamed, shape = from_gpt2(weights), _gpt2_shape(config, folder)
-    else:
+    if kind not in ("bert", "gpt2"):
         raise ValueError(f"{folder} holds a model of type {kind!r}; bert and gpt2 can be read.")
+    try:
+        shape = (_bert_shape if kind == "bert" else _gpt2_shape)(config, folder)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'config.json'} does not say {error}.") from error
+    renamed = (from_bert if kind == "bert" else from_gpt2)(weights)
+    for name in ("embedding.token_table", "embedding.position_table"):
+        if name not in renamed:
+            raise ValueError(f"{folder} holds no weights of its {name}.")
+    output = weights.get("lm_head.weight")
+    if output is not None and not torch.equal(output, renamed["embedding.token_table"]):
+        raise ValueError(
+            f"{folder}: lm_head.weight is not the token table (tie_word_embeddings: false). Our "
+            "backbone reads words off the token table."
+        )
     pooler = {n.removeprefix("pooler."): w for n, w in renamed.items() if n.startswith("pooler.")}
     backbone = {name: w for name, w in renamed.items() if not name.startswith("pooler.")}
     ids, positions = (len(backbone[f"embedding.{t}_table"]) for t in ("token", "position"))
@@ -148,6 +158,7 @@ def _bert_shape(config: Mapping[str, Any], folder: Path) -> BackboneShape:
 
 def _gpt2_shape(config: Mapping[str, Any], folder: Path) -> BackboneShape:
     _check(config, folder, "scale_attn_by_inverse_layer_idx", (False, None))
+    _check(config, folder, "scale_attn_weights", (True, None))
     return BackboneShape(
         num_layers=config["n_layer"],
         hidden_size=config["n_embd"],

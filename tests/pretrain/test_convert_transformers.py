@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels.visibility import single_documents
@@ -95,10 +96,32 @@ def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     for changed, said in (
         ({"model_type": "t5"}, "of type 't5'; bert and gpt2 can be read"),
         ({"activation_function": "relu"}, "activation_function is 'relu'"),
+        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
+        ({"n_layer": None}, "config.json does not say 'n_layer'"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        new = {name: value for name, value in (config | changed).items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(new))
         with pytest.raises(ValueError, match=said):
             read_folder(tmp_path)
+
+
+def test_an_output_that_is_not_the_token_table_is_refused(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, tie_word_embeddings=False)
+    GPT2LMHeadModel(shape).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lm_head\.weight is not the token table"):
+        read_folder(tmp_path)
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2Model
+
+    GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({n: w for n, w in load_file(file).items() if n != "wpe.weight"}, file)
+    with pytest.raises(ValueError, match=r"holds no weights of its embedding\.position_table"):
+        read_folder(tmp_path)
 
 
 def test_no_name_is_left_over() -> None:
