@@ -18,7 +18,6 @@ from bench.timing import take_turns
 from pretrain.checkpoint import load, save
 from pretrain.checkpoint_files import WEIGHTS, complete, read_manifest
 from pretrain.engine import Engine
-from pretrain.optimizer_state import fragments
 from pretrain.retention import Retention
 from pretrain.world import join_world, leave_world
 
@@ -42,7 +41,6 @@ def checkpoint_rows(quick: bool) -> list[Row]:
 def _rows(size: Size, engine: Engine, folder: Path, rounds: int) -> list[Row]:
     ours, raw = folder / "ours", folder / "raw"
     raw.mkdir()
-    fragments(engine)  # makes AdamW's state, as a first update would
     updates = itertools.count(1)
 
     def save_next() -> None:

@@ -135,9 +135,11 @@ def peak_anonymous() -> Iterator[list[float]]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    yield grown
-    ended.set()
-    watcher.join()
+    try:
+        yield grown
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def _anonymous_bytes() -> int:

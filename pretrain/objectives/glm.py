@@ -1,7 +1,8 @@
 """GLM: blanks are written again, token by token, from the text around them (Du et al. 2022, 2).
 
-Terms: `total`, which is optimised, and one per kind of blank (token, sentence, document, single)
-for reporting; each is the sum of weighted cross entropies in nats and the sum of the weights.
+Terms: `total`, which is optimised, and one per kind of blank (token, sentence, document, single,
+whole) for reporting; each is the sum of weighted cross entropies in nats and the sum of the
+weights.
 
     objective = GlmObjective(BlankConfig(), weight=1.0)
     transform = objective.transform(special, source_tokens=512, vocab_size=50000)

@@ -2,14 +2,18 @@
 
 import logging
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
+import torch
 
-from pretrain import __main__, train
+from pretrain import __main__, setup, train
 from pretrain.cli import Start, parse_train
 from pretrain.mistakes import AgreedError, LostRankError
+from pretrain.objectives.loss import ObjectiveModel
+from pretrain.run_folder import RunFolder
 from pretrain.run_log import log_end, log_to_file
+from pretrain.world import World
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 
@@ -70,3 +74,35 @@ def test_a_rank_lost_while_the_run_is_set_up_is_named(monkeypatch: pytest.Monkey
     config, _ = parse_train(["--config", DEBUG])
     with pytest.raises(LostRankError, match=r"another rank ended .*Connection closed by peer"):
         train.run(config, Start())
+
+
+class Alone(World):
+    """A rank whose word is that of all."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@pytest.mark.parametrize("problem", [ValueError("not its shape"), OSError("cannot be read")])
+def test_first_weights_that_rank_0_cannot_read_end_all(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise problem
+
+    monkeypatch.setattr(setup, "open_source", refused)
+    config, start = parse_train(["--config", DEBUG, "--init-from=other"])
+    world = Alone(0, 1, 0, torch.device("cpu"), 60)
+    rest: Any = (None, RunFolder(Path("unused")), start, world)
+    monkeypatch.setattr(setup, "shapes_of", lambda _: {})
+    with pytest.raises(AgreedError, match=str(problem)):
+        setup._first_weights(config, *rest, lambda: cast(ObjectiveModel, None), None)
+
+
+def test_a_resume_reads_no_folder_to_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "imported_folders", lambda _: ["gone"])
+    config, start = parse_train(["--config", DEBUG, "--resume=auto"])
+    world = Alone(0, 1, 0, torch.device("cpu"), 60)
+    rest: Any = (None, RunFolder(Path("unused")), start, world)
+    found = Path("checkpoints/step-00000010")
+    assert setup._first_weights(config, *rest, lambda: cast(ObjectiveModel, None), found) is None
