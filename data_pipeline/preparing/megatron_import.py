@@ -13,25 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from data_pipeline.preparing.encode import is_validation
 from data_pipeline.preparing.megatron_documents import IndexedReader
 from data_pipeline.preparing.megatron_files import IndexedFiles
-from data_pipeline.preparing.merge import SHARD_BYTES
-from data_pipeline.preparing.merged_manifest import file_entries, split_entry
+from data_pipeline.preparing.merged_manifest import file_entries, split_entries
 from data_pipeline.preparing.output_folder import OutputFolder, check_named
+from data_pipeline.preparing.sharding import SplitWriters, check_sharding, dtype_of_ids
 from data_pipeline.reading.byte_stream import size_and_hash
 from data_pipeline.storage.manifest import (
     FORMAT,
     MANIFEST_FILE,
-    SPLITS,
     TOKENIZER_FOLDER,
     Manifest,
     SourceEntry,
     write_manifest,
 )
-from data_pipeline.storage.shard_writer import ShardWriter
 from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.watch import Watch, unwatched
 
@@ -64,12 +59,7 @@ class ImportSettings:
     def __post_init__(self) -> None:
         check_named("--output", self.output)
         check_named("--tokenizer", self.tokenizer)
-        if not 0.0 <= self.validation < 1.0:
-            raise ValueError(f"--validation must lie in [0, 1), got {self.validation}.")
-        if self.shard_tokens is not None and self.shard_tokens < 1:
-            raise ValueError(f"--shard-tokens must be at least 1, got {self.shard_tokens}.")
-        if not 1 <= self.mix <= 256:
-            raise ValueError(f"--mix must lie in 1..256, got {self.mix}.")
+        check_sharding(self)
 
 
 def parse_end_id(text: str) -> int | Literal["auto", "none"]:
@@ -132,21 +122,18 @@ def _write(
     files: list[IndexedFiles],
     on_bytes: Callable[[int], object],
 ) -> Manifest:
-    dtype: Literal["uint16", "int32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
-    shard_tokens = settings.shard_tokens or SHARD_BYTES // np.dtype(dtype).itemsize
-    writers = {n: ShardWriter(folder, n, dtype, shard_tokens, settings.mix) for n in SPLITS}
+    dtype = dtype_of_ids(tokenizer.vocab_size)
+    written = SplitWriters(folder, dtype, settings)
     reader = IndexedReader(tokenizer, end_id, settings.retokenize == "check")
     entries: list[SourceEntry] = []
     for one in files:
         documents = 0
         for stored in reader.documents(one):
-            held_out_N = is_validation(stored.text_hash_N, settings.validation)
-            writers["train"].add(stored.take(~held_out_N))
-            writers["validation"].add(stored.take(held_out_N))
+            written.add(stored)
             documents += len(stored)
         entries += [_source(one.tokens_path, documents, on_bytes), _source(one.index_path, 0)]
     tokenizer.save(folder / TOKENIZER_FOLDER)
-    splits = {n: split_entry(w, dtype, tokenizer.fingerprint) for n, w in writers.items()}
+    splits = split_entries(written, dtype, tokenizer.fingerprint)
     if not splits["train"].documents:
         raise ValueError("no document is left to train on. Choose a smaller --validation.")
     _report(reader)

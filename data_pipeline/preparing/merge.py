@@ -11,21 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.preparing.duplicates import find_repeats
-from data_pipeline.preparing.encode import is_validation
 from data_pipeline.preparing.merged_manifest import build_manifest, bytes_read_again, total
 from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import SliceRecord, blocks, finished_slice
 from data_pipeline.preparing.request import Request
+from data_pipeline.preparing.sharding import SplitWriters
 from data_pipeline.reading.unusable import check_skipped
-from data_pipeline.storage.manifest import (
-    SPLITS,
-    Manifest,
-    write_manifest,
-)
-from data_pipeline.storage.shard_writer import ShardWriter
+from data_pipeline.storage.manifest import Manifest, write_manifest
 from data_pipeline.storage.stored import StoredDocuments
-
-SHARD_BYTES = 256 << 20  # of a token file, where shard_tokens is not given
 
 
 def merge(
@@ -43,17 +36,15 @@ def merge(
     repeats = None
     if request.settings.dedup == "exact":
         repeats = _find_repeats(request, records, work)
-    writers = _writers(request, folder)
+    splits = SplitWriters(folder, request.dtype, request.settings)
     first = 0
     for stored in _documents(request, records, work.slices, on_bytes):
         stop = first + len(stored)
         if repeats is not None:
             stored = stored.take(~repeats[first:stop])
-        held_out_N = is_validation(stored.text_hash_N, request.settings.validation)
-        writers["train"].add(stored.take(~held_out_N))
-        writers["validation"].add(stored.take(held_out_N))
+        splits.add(stored)
         first = stop
-    manifest = build_manifest(request, records, repeats, writers, work, folder, on_bytes)
+    manifest = build_manifest(request, records, repeats, splits, work, folder, on_bytes)
     write_manifest(manifest, folder)
     work.complete()
     return manifest
@@ -86,15 +77,6 @@ def _find_repeats(
     )
     num_documents = sum(r.documents for r in records)
     return find_repeats(identities, num_documents, work.scratch("sorting"))
-
-
-def _writers(request: Request, folder: Path) -> dict[str, ShardWriter]:
-    settings = request.settings
-    shard_tokens = settings.shard_tokens or SHARD_BYTES // np.dtype(request.dtype).itemsize
-    return {
-        name: ShardWriter(folder, name, request.dtype, shard_tokens, settings.mix)
-        for name in SPLITS
-    }
 
 
 def _documents(

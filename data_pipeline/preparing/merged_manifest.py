@@ -12,6 +12,7 @@ from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import PieceRecord, SliceRecord, remove_slice
 from data_pipeline.preparing.prepare_slice import counted
 from data_pipeline.preparing.request import PrepareSettings, Request
+from data_pipeline.preparing.sharding import SplitWriters
 from data_pipeline.preparing.slices import opened
 from data_pipeline.reading.byte_stream import CHUNK_BYTES, size_and_hash
 from data_pipeline.reading.file_kinds import Source
@@ -31,7 +32,7 @@ def build_manifest(
     request: Request,
     records: list[SliceRecord],
     repeats: NDArray[np.bool_] | None,
-    writers: dict[str, ShardWriter],
+    written: SplitWriters,
     work: OutputFolder,
     folder: Path,
     on_bytes: Callable[[int], object],
@@ -48,9 +49,7 @@ def build_manifest(
     skipped = total([request.skipped, *(c for r in records for c in (r.skipped, r.unusable))])
     if repeats is not None:
         skipped["duplicate"] = int(repeats.sum())
-    splits = {
-        name: split_entry(w, request.dtype, tokenizer.fingerprint) for name, w in writers.items()
-    }
+    splits = split_entries(written, request.dtype, tokenizer.fingerprint)
     _refuse_empty(splits, settings, skipped)
     return Manifest(
         format=FORMAT,
@@ -83,8 +82,17 @@ def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     return added
 
 
-def split_entry(writer: ShardWriter, dtype: str, tokenizer_fingerprint: str) -> SplitEntry:
-    """Close the shards of a split, and give what the manifest says of them."""
+def split_entries(
+    written: SplitWriters, dtype: str, tokenizer_fingerprint: str
+) -> dict[str, SplitEntry]:
+    """Close the shards of both splits, and give what the manifest says of them."""
+    return {
+        name: _split_entry(writer, dtype, tokenizer_fingerprint)
+        for name, writer in written.writers.items()
+    }
+
+
+def _split_entry(writer: ShardWriter, dtype: str, tokenizer_fingerprint: str) -> SplitEntry:
     shards = writer.close()
     return SplitEntry(
         documents=sum(s.documents for s in shards),

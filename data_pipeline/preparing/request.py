@@ -13,6 +13,7 @@ from typing import Any, Literal
 import xxhash
 
 from data_pipeline.preparing.output_folder import check_named
+from data_pipeline.preparing.sharding import check_sharding, dtype_of_ids
 from data_pipeline.preparing.slices import Piece, plan_slices
 from data_pipeline.reading import saved_dataset
 from data_pipeline.reading.documents import ReadSettings
@@ -20,10 +21,10 @@ from data_pipeline.reading.file_kinds import Source
 from data_pipeline.reading.sources import find_sources
 from data_pipeline.reading.text_lines import text_encoding
 from data_pipeline.reading.unusable import OnError, policy
+from data_pipeline.storage.manifest import Dtype
 from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 
 PART_FORMAT = 1  # raised whenever the same input would give other parts
-_MAX_SERIES = 256  # shards open at once, of each split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +58,9 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         check_named("--output", self.output)
         check_named("--tokenizer", self.tokenizer)
-        if not 0.0 <= self.validation < 1.0:
-            raise ValueError(f"--validation must lie in [0, 1), got {self.validation}.")
-        if not 1 <= self.mix <= _MAX_SERIES:
-            raise ValueError(f"--mix must lie in 1..{_MAX_SERIES}, got {self.mix}.")
+        check_sharding(self)
         policy(self.on_error, self.max_skipped)
-        for name in ("shard_tokens", "workers", "slice_bytes"):
+        for name in ("workers", "slice_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 option = name.replace("_", "-")
@@ -117,9 +115,9 @@ class Request:
     slices: list[Slice]
 
     @property
-    def dtype(self) -> Literal["uint16", "int32"]:
+    def dtype(self) -> Dtype:
         """Of the ids in parts and shards."""
-        return "uint16" if self.tokenizer.vocab_size <= 1 << 16 else "int32"
+        return dtype_of_ids(self.tokenizer.vocab_size)
 
     @property
     def fingerprint(self) -> str:

@@ -246,7 +246,7 @@ def test_an_interrupted_run_is_never_taken_for_a_finished_one(run, tmp_path, mod
         "import sys, time\n"
         "from data_pipeline.preparing.prepare import PrepareSettings, prepare\n"
         "from data_pipeline.watch import unwatched\n"
-        "import data_pipeline.preparing.merge as room\n"
+        "import data_pipeline.storage.shard_writer as room\n"
         "room.ShardWriter.close = lambda self: (print('there', flush=True), time.sleep(60))\n"
         f"prepare(PrepareSettings(input=[{str(tmp_path / 'in')!r}], "
         f"tokenizer={str(model_file)!r}, output={str(tmp_path / 'shards')!r}))\n"

@@ -19,7 +19,7 @@ ALL = ["--workers", "1", "--dedup", "exact", "--mix", "2", "--shard-tokens", "90
 MOMENTS = {
     "a part is being written": ("data_pipeline.preparing.parts.PartWriter.add", 4),
     "a part has no record yet": ("data_pipeline.preparing.parts._checksum", 3),
-    "the merge begins": ("data_pipeline.preparing.merge._writers", 1),
+    "the merge begins": ("data_pipeline.preparing.sharding.SplitWriters.__init__", 1),
     "repeats are sorted": ("data_pipeline.preparing.duplicates._repeats", 1),
     "shards are being written": ("data_pipeline.storage.shard_writer._OpenShard.finish", 3),
     "shards get their names": ("data_pipeline.storage.shard_writer.ShardWriter._numbered", 2),
