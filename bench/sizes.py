@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from pretrain.config import OptimizerConfig
 from pretrain.deepspeed_settings import REPOSITORY, complete
 from pretrain.engine import Engine
 from pretrain.models.backbone import Backbone, Layer, decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.loss import ObjectiveModel
+from pretrain.optimizer_config import OptimizerConfig
 from pretrain.world import World
 
 

@@ -29,8 +29,8 @@ from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID  # noqa: E402
 from deepspeed.utils import set_z3_leaf_modules  # noqa: E402
 
-from pretrain.config import OptimizerConfig  # noqa: E402
 from pretrain.deepspeed_settings import offloads, stage  # noqa: E402
+from pretrain.optimizer_config import OptimizerConfig  # noqa: E402
 from pretrain.world import World  # noqa: E402
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrain.config import SpikesConfig
 from pretrain.mistakes import AgreedError
+from pretrain.optimizer_config import SpikesConfig
 
 REASONS = {
     "named": "the recipe names it in data.skip_steps",

@@ -178,8 +178,9 @@ class Metrics:
         finite = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}
         self._write_line({"step": step, **finite})
         with self._unless_full() as board:
-            for tag, value in scalars.items() if board else ():
-                board.add_scalar(tag, value, step)
+            if board:
+                for tag, value in scalars.items():
+                    board.add_scalar(tag, value, step)
 
     def _write_line(self, row: Mapping[str, Any] | None) -> None:
         """Write `row`, and before it what a full disk did not take earlier."""

@@ -10,7 +10,7 @@ end.
 
 import math
 
-from pretrain.config import ScheduleConfig
+from pretrain.optimizer_config import ScheduleConfig
 
 
 def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleConfig) -> float:

@@ -5,7 +5,7 @@ there is one
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from data_pipeline.protocols import Transform
 from data_pipeline.storage.shards import Shards
 from kernels.dispatch import choose_backend
 from pretrain import checkpoint, checkpoint_files, deepspeed_settings, resume
+from pretrain.beginning import first_weights
 from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.corpora import Corpora, Corpus
 from pretrain.engine import Engine
-from pretrain.imported import imported_folders, imported_weights
 from pretrain.judge import Judge
 from pretrain.models.backbone import Backbone, Layer, decays, num_positions
 from pretrain.models.shape import padded_vocabulary
@@ -31,8 +31,6 @@ from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.run_folder import RunFolder
 from pretrain.trains import freeze, in_words
-from pretrain.warm_start import check_source, open_source
-from pretrain.weights import shapes_of
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ def set_up(
 
     engine = Engine(
         make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world,
-        first_weights=_first_weights(config, shards, folder, start, world, make_model, found),
+        first_weights=first_weights(config, shards, folder, start, world, make_model, found),
         gathered_whole=_gathered_whole(objectives),
     )  # fmt: skip
     if config.memory.compile == "layers":
@@ -126,47 +124,6 @@ def _write_folder(setup: Setup, settings: dict[str, Any], start: Start, *, is_ne
         logger.info("changed since the last start of this run: %s", change)
     setup.folder.describe(setup.config, settings)
     setup.shards.tokenizer().save(setup.folder.tokenizer)
-
-
-def _first_weights(
-    config: Config,
-    shards: Shards,
-    folder: RunFolder,
-    start: Start,
-    world: World,
-    make_model: Callable[[], ObjectiveModel],
-    found: Path | None,
-) -> Callable[[str], torch.Tensor | None] | None:
-    """How rank 0 reads each weight that --init-from or the recipe begins with; None: as they are
-    drawn, or read from the checkpoint that was found."""
-    imports = imported_folders(config)
-    if start.init_from is None and (not imports or found is not None):
-        return None
-
-    def opened() -> Callable[[str], torch.Tensor | None]:
-        with torch.device("meta"):
-            needed = shapes_of(make_model())
-        if start.init_from is None:
-            read = imported_weights(config, needed).get
-            logger.info("weights to begin with: %s", " and ".join(imports))
-            return read
-        if imports:
-            raise ValueError(
-                f"--init-from {start.init_from} and the recipe's {' and '.join(imports)} are "
-                "two beginnings. Leave out one of them."
-            )
-        source = open_source(start.init_from, start.resume, folder.checkpoints)
-        other_words = config.data.allow_other_data
-        vocabulary = None if other_words else shards.tokenizer().fingerprint
-        check_source(source, needed, vocabulary)
-        logger.info("weights to begin with: %s", source.path)
-        return source.weights.tensor
-
-    return world.together(opened if world.leads else lambda: _only_rank_0_reads)
-
-
-def _only_rank_0_reads(name: str) -> torch.Tensor:
-    raise AssertionError(f"{name} is read by rank 0, which hands it to the others")
 
 
 def make_backbone(config: Config, vocab_size: int) -> Backbone:

@@ -12,16 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from data_pipeline.packing.loader import Batch, Place, training_batches, validation_batches
+from data_pipeline.packing.loader import Batch, Place, training_batches
 from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config
-from pretrain.corpora import Corpora, Corpus, check_every_byte, open_corpora
-from pretrain.evaluate.held_out import held_out_nats, mean_nats, minimised
-from pretrain.evaluate.latent import held_out_latents
-from pretrain.evaluate.samples import filled_texts
+from pretrain.corpora import Corpora, check_every_byte, open_corpora
+from pretrain.evaluate.while_training import evaluate, fill_texts
 from pretrain.metrics import Metrics
-from pretrain.mistakes import AgreedError
 from pretrain.objectives.loss import Objective
 from pretrain.retention import Retention
 from pretrain.run_folder import RunFolder
@@ -29,7 +26,7 @@ from pretrain.run_log import log_end, log_to_file
 from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
-from pretrain.throughput import StepScalars, corpus_scalars, objective_scalars, tag_name
+from pretrain.throughput import StepScalars, corpus_scalars, objective_scalars
 from pretrain.update import MicroBatch, Update, apply_update, pass_over
 from pretrain.world import World, join_world, leave_world, lost_ranks_named
 
@@ -189,78 +186,6 @@ def training_stream(setup: Setup, objective: Objective) -> Iterator[Batch]:
         start=setup.positions[objective.name],
         num_workers=setup.config.data.num_workers,
     )
-
-
-def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> float | None:
-    """Held-out loss and filled texts after `step`; all ranks take part, rank 0 records.
-
-    Returns what a training on the validation split would minimise, in nats; None without one.
-    """
-    held_out = None
-    corpora = setup.corpora.held_out()
-    nats_of = {
-        c.name: held_out_nats(setup.engine, setup.objectives, held_out_batches(setup, c))
-        for c in corpora
-    }
-    if corpora:
-        nats = mean_nats(nats_of, {c.name: c.weight for c in corpora})
-        held_out = minimised(setup.objectives, nats)
-        if metrics:
-            named = nats_of if setup.corpora.is_mixed else {}
-            tags = {f"{name}_{t}": n for name, terms in named.items() for t, n in terms.items()}
-            metrics.evaluation(
-                step, {f"validation/{tag_name(t)}_nats": n for t, n in (nats | tags).items()}
-            )
-        report_latents(setup, step, metrics)
-    elif metrics:
-        metrics.say(f"step {step} | no validation split in {setup.corpora.folders}, none evaluated")
-    fill_texts(setup, step, metrics)
-    return held_out
-
-
-def report_latents(setup: Setup, step: int, metrics: Metrics | None) -> None:
-    """What the texts just evaluated say about each latent space; all ranks take part."""
-    for objective in setup.objectives:
-        if objective.health is None:
-            continue
-        found = held_out_latents(objective.health, setup.world)
-        if metrics and found:
-            tag = f"validation/{objective.name}"
-            metrics.evaluation(step, {f"{tag}_{n}": value for n, value in found.scalars.items()})
-            metrics.histogram(step, f"{tag}_kl_by_dimension_nats", found.kl_by_dimension)
-        if objective.alarm and found and (said := objective.alarm.note(found.scalars)):
-            if objective.alarm.stops:
-                raise AgreedError(
-                    f"step {step}, {objective.name}: {said}. The run ends, as "
-                    "elbo.alarm.action: stop asks for; its checkpoints stay."
-                )
-            if metrics:
-                logger.warning("step %d, %s: %s", step, objective.name, said)
-
-
-def held_out_batches(setup: Setup, corpus: Corpus) -> dict[str, Iterator[Batch]]:
-    """This rank's batches of the validation split of `corpus`, by objective."""
-    return {
-        o.name: validation_batches(
-            corpus.shards.splits["validation"],
-            setup.transforms[o.name],
-            setup.config.data.packing,
-            seed=setup.config.seed,
-            rank=setup.world.rank,
-            world_size=setup.world.world_size,
-            micro_rows=setup.config.batch.micro_rows,
-            max_rows=setup.config.evaluation.max_rows,
-        )
-        for o in setup.objectives
-    }
-
-
-def fill_texts(setup: Setup, step: int, metrics: Metrics | None) -> None:
-    """The config's texts with their blanks filled by the model after `step`, to TensorBoard."""
-    if setup.config.evaluation.texts:
-        text = filled_texts(setup)
-        if metrics:
-            metrics.text(step, "samples/filled_text", text)
 
 
 def save(

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from pretrain.checkpoint import load, save
-from pretrain.config import OptimizerConfig
 from pretrain.deepspeed_settings import complete
 from pretrain.engine import Engine
+from pretrain.optimizer_config import OptimizerConfig
 from pretrain.retention import Retention
 from pretrain.world import World, join_world, leave_world
 

@@ -13,13 +13,13 @@ import torch
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import single_documents
 from pretrain import checkpoint
-from pretrain.config import OptimizerConfig
 from pretrain.deepspeed_settings import complete
 from pretrain.engine import Engine
 from pretrain.models.backbone import Backbone, decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import ObjectiveModel
+from pretrain.optimizer_config import OptimizerConfig
 from pretrain.retention import Retention
 from pretrain.world import join_world, leave_world
 

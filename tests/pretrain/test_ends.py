@@ -7,7 +7,7 @@ from typing import Any, NoReturn, cast
 import pytest
 import torch
 
-from pretrain import __main__, setup, train
+from pretrain import __main__, beginning, train
 from pretrain.cli import Start, parse_train
 from pretrain.mistakes import AgreedError, LostRankError
 from pretrain.objectives.loss import ObjectiveModel
@@ -90,19 +90,19 @@ def test_first_weights_that_rank_0_cannot_read_end_all(
     def refused(*_: object) -> NoReturn:
         raise problem
 
-    monkeypatch.setattr(setup, "open_source", refused)
+    monkeypatch.setattr(beginning, "open_source", refused)
     config, start = parse_train(["--config", DEBUG, "--init-from=other"])
     world = Alone(0, 1, 0, torch.device("cpu"), 60)
     rest: Any = (None, RunFolder(Path("unused")), start, world)
-    monkeypatch.setattr(setup, "shapes_of", lambda _: {})
+    monkeypatch.setattr(beginning, "shapes_of", lambda _: {})
     with pytest.raises(AgreedError, match=str(problem)):
-        setup._first_weights(config, *rest, lambda: cast(ObjectiveModel, None), None)
+        beginning.first_weights(config, *rest, lambda: cast(ObjectiveModel, None), None)
 
 
 def test_a_resume_reads_no_folder_to_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "imported_folders", lambda _: ["gone"])
+    monkeypatch.setattr(beginning, "imported_folders", lambda _: ["gone"])
     config, start = parse_train(["--config", DEBUG, "--resume=auto"])
     world = Alone(0, 1, 0, torch.device("cpu"), 60)
     rest: Any = (None, RunFolder(Path("unused")), start, world)
     found = Path("checkpoints/step-00000010")
-    assert setup._first_weights(config, *rest, lambda: cast(ObjectiveModel, None), found) is None
+    assert beginning.first_weights(config, *rest, lambda: cast(ObjectiveModel, None), found) is None

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.config import SpikesConfig
 from pretrain.data_config import DataConfig
 from pretrain.judge import Judge, merged
 from pretrain.mistakes import AgreedError
+from pretrain.optimizer_config import SpikesConfig
 
 FOUR = SpikesConfig(loss_deviations=3.0, history=4, stop_after=3)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretrain.config import ScheduleConfig
+from pretrain.optimizer_config import ScheduleConfig
 from pretrain.schedule import learning_rate
 
 pytestmark = pytest.mark.ranks

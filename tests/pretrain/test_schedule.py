@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config import ScheduleConfig
+from pretrain.optimizer_config import ScheduleConfig
 from pretrain.schedule import learning_rate
 
 META = Path(__file__).parents[1] / "golden" / "glm" / "model_meta.json"

@@ -1,0 +1,60 @@
+"""Weights that a run begins with: those of another run, or of BERT and GPT-2."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from data_pipeline.storage.shards import Shards
+from pretrain.cli import Start
+from pretrain.config import Config
+from pretrain.imported import imported_folders, imported_weights
+from pretrain.objectives.loss import ObjectiveModel
+from pretrain.run_folder import RunFolder
+from pretrain.warm_start import check_source, open_source
+from pretrain.weights import shapes_of
+from pretrain.world import World
+
+logger = logging.getLogger(__name__)
+
+
+def first_weights(
+    config: Config,
+    shards: Shards,
+    folder: RunFolder,
+    start: Start,
+    world: World,
+    make_model: Callable[[], ObjectiveModel],
+    found: Path | None,
+) -> Callable[[str], torch.Tensor | None] | None:
+    """How rank 0 reads each weight that --init-from or the recipe begins with; None: as they are
+    drawn, or read from the checkpoint that was found."""
+    imports = imported_folders(config)
+    if start.init_from is None and (not imports or found is not None):
+        return None
+
+    def opened() -> Callable[[str], torch.Tensor | None]:
+        with torch.device("meta"):
+            needed = shapes_of(make_model())
+        if start.init_from is None:
+            read = imported_weights(config, needed).get
+            logger.info("weights to begin with: %s", " and ".join(imports))
+            return read
+        if imports:
+            raise ValueError(
+                f"--init-from {start.init_from} and the recipe's {' and '.join(imports)} are "
+                "two beginnings. Leave out one of them."
+            )
+        source = open_source(start.init_from, start.resume, folder.checkpoints)
+        other_words = config.data.allow_other_data
+        vocabulary = None if other_words else shards.tokenizer().fingerprint
+        check_source(source, needed, vocabulary)
+        logger.info("weights to begin with: %s", source.path)
+        return source.weights.tensor
+
+    return world.together(opened if world.leads else lambda: _only_rank_0_reads)
+
+
+def _only_rank_0_reads(name: str) -> torch.Tensor:
+    raise AssertionError(f"{name} is read by rank 0, which hands it to the others")
