@@ -81,7 +81,8 @@ def _folder(folder: Path, skipped: Counter[str]) -> Iterator[Source]:
     if (folder / "state.json").exists() and (folder / "dataset_info.json").exists():
         yield Source(str(folder), "saved_dataset", str(folder), None, None)
         return
-    for path in _walk(folder, frozenset(), set(), skipped):
+    above = frozenset(map(str, Path(os.path.realpath(folder)).parents))
+    for path in _walk(folder, above, set(), skipped):
         if kind_of(path.name) is None:
             skipped["unknown_file"] += 1
         else:
@@ -93,7 +94,8 @@ def _walk(
 ) -> Iterator[Path]:
     """Files below a folder, by name. A folder is entered once, by whatever links it is reached.
 
-    above: the folders around this one, as real paths; seen: all that were entered.
+    above: the folders around this one, those around the input too, as real paths; seen: all that
+    were entered.
     """
     real = os.path.realpath(folder)
     if real in above:

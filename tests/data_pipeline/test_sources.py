@@ -62,6 +62,15 @@ def test_a_link_to_a_folder_above_is_counted_not_followed(tree):
     assert skipped["folder_link_loop"] == 1
 
 
+def test_a_link_out_to_a_folder_around_the_input_is_not_followed(tree):
+    (tree / "a" / "up").symlink_to("..")
+    (tree / "a" / "root").symlink_to("/")
+    skipped: Counter = Counter()
+    found = [s.name for s in find_sources([str(tree / "a")], skipped)]
+    assert found == [str(tree / "a" / n) for n in ("y.TXT", "z.jsonl")]
+    assert skipped["folder_link_loop"] == 2
+
+
 def test_a_folder_reached_by_two_links_is_read_once(tmp_path):
     """Twenty folders of two links to the next would be a million times the last one's file."""
     for n in range(20):
