@@ -140,9 +140,16 @@ def texts_of(arguments: argparse.Namespace) -> list[str]:
             check_blanks(text, "--text")
         return arguments.text
     try:
-        lines = arguments.input.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--input {arguments.input} cannot be read: {error}") from None
+        lines = arguments.input.read_bytes().decode().removeprefix("\ufeff").splitlines()
+    except OSError as error:
+        raise ValueError(
+            f"--input {arguments.input} cannot be read: {error.strerror}. Name a file of texts."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"--input {arguments.input} is not UTF-8 at byte {error.start} (from 0). Convert it "
+            "to UTF-8."
+        ) from None
     texts = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
     for number, line in texts.items():
         check_blanks(line, f"{arguments.input}, line {number},")

@@ -246,6 +246,22 @@ def test_a_bad_line_of_a_file_is_named(run, tmp_path):
         generate.main(["RUN", "--input", str(path)])
 
 
+def test_a_byte_order_mark_is_no_text(run, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(b"\xef\xbb\xbfa [MASK] c\n")
+    arguments = generate.parser().parse_args(["RUN", "--input", str(path)])
+    assert generate.texts_of(arguments) == ["a [MASK] c"]
+
+
+@pytest.mark.parametrize("front", [b"", b"\xef\xbb\xbf"])
+def test_a_file_that_is_not_utf8_is_named_with_the_byte(run, tmp_path, front):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(front + "é [MASK]".encode("latin-1"))
+    said = rf"texts.txt is not UTF-8 at byte {len(front)} \(from 0\). Convert it to UTF-8."
+    with pytest.raises(ValueError, match=said):
+        generate.main(["RUN", "--input", str(path)])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -269,7 +285,10 @@ def test_a_bad_line_of_a_file_is_named(run, tmp_path):
             "min_tokens must not pass max_tokens = 3, got 9",
         ),
         (["RUN", "--text", "a [MASK]", "--max-tokens", "0"], "max_tokens must be at least 1"),
-        (["RUN", "--input", "nowhere.txt"], "--input nowhere.txt cannot be read"),
+        (
+            ["RUN", "--input", "nowhere.txt"],
+            "nowhere.txt cannot be read: No such file or dir[a-z]+. Name",
+        ),
         (["RUN", "--text", "a [MASK]", "--strategy", "best"], "invalid choice: 'best'"),
     ],
 )
