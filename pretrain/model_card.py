@@ -5,6 +5,8 @@ What is not known is said to be unknown, never guessed.
 
 from pathlib import Path
 
+import yaml
+
 from data_pipeline.storage.manifest import MANIFEST_FILE, Manifest, read_manifest
 from pretrain.cli import config_to_yaml
 from pretrain.config import Config
@@ -53,7 +55,7 @@ def model_card(
             + (f", beginning with the weights of {init_from}." if init_from else "."),
             "",
             "```yaml",
-            config_to_yaml(config).rstrip(),
+            _recipe(config).rstrip(),
             "```",
             "",
             "## Licence of the weights",
@@ -68,9 +70,20 @@ def _data_lines(config: Config, fingerprint: str) -> list[str]:
     lines = []
     for corpus in config.data.sources:
         if config.data.corpora:
-            lines += ["", f"Corpus {corpus.called}, weight {corpus.weight:g}:", ""]
-        lines += _corpus_lines(_manifest(Path(corpus.shards), fingerprint))
-    return [*lines, "", f"Fingerprint of the training text: {fingerprint}."]
+            lines += [f"Corpus {corpus.called}, weight {corpus.weight:g}:", ""]
+        lines += [*_corpus_lines(_manifest(Path(corpus.shards), fingerprint)), ""]
+    return [*lines, f"Fingerprint of the training text: {fingerprint}."]
+
+
+def _recipe(config: Config) -> str:
+    """What was trained, as YAML: no objective of weight 0, no folders of the machine it ran on."""
+    recipe = yaml.safe_load(config_to_yaml(config))
+    objectives, data = recipe["objectives"], recipe["data"]
+    recipe["objectives"] = {name: objectives[name] for name in config.objectives.chosen}
+    for corpus in (data, *data["corpora"]):
+        if corpus["shards"] is not None:
+            corpus["shards"] = Path(corpus["shards"]).name
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
 
 
 def _corpus_lines(manifest: Manifest | None) -> list[str]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from data_pipeline.packing.sequence import Position
 from data_pipeline.storage.shards import open_shards
 from pretrain import exported, generate, resume
 from pretrain.checkpoint_files import FORMAT, MANIFEST, WEIGHTS, Manifest, folder_name, measure
-from pretrain.cli import parse_train
+from pretrain.cli import config_from_yaml, parse_train
+from pretrain.data_config import CorpusConfig
 from pretrain.export import ExportSettings, export, planned_shards
+from pretrain.model_card import model_card
 from pretrain.models.backbone import Backbone, num_positions
 from pretrain.run_folder import RunFolder
 from pretrain.weights import WeightFiles
@@ -165,6 +168,25 @@ def test_the_card_says_what_is_known(run: Path, shards: Path, tmp_path: Path) ->
     assert "Licence: not stated when the data was prepared" in card
     assert "20 of 20 updates, 8 rows of 144 positions each." in card
     assert "hidden_size: 32" in card
+    assert "  glm:\n" in card and "optimus" not in card and "adavae" not in card
+    assert f"  shards: {shards.name}\n" in card and str(shards) not in card
+    assert "\n\n\n" not in card
+
+
+def test_the_card_of_several_corpora_has_no_double_blank_line(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    exported_config = exported.read_config(tmp_path / "out")
+    config = config_from_yaml(run / "config.yaml")
+    several = tuple(CorpusConfig(shards=f"/disk/{n}", weight=1) for n in ("books", "web"))
+    card = model_card(
+        exported_config,
+        replace(config, data=replace(config.data, shards=None, corpora=several)),
+        num_parameters=1,
+        data_fingerprint="x",
+        init_from=None,
+    )
+    assert "\n\nCorpus web, weight 1:\n\n" in card and "\n\n\n" not in card
+    assert "  - shards: books\n" in card and "/disk" not in card
 
 
 def _flip(path: Path) -> None:
