@@ -77,6 +77,17 @@ class Corpora:
         """Those with a validation split that holds something."""
         return [c for c in self.corpora if c.shards.splits["validation"].num_documents]
 
+    def held_out_gap(self) -> str | None:
+        """Which corpora the held-out mean leaves out, in words; None where it is of all or none."""
+        held_out = self.held_out()
+        missing = [c.name for c in self.corpora if c not in held_out]
+        if not missing or not held_out:
+            return None
+        return (
+            f"no validation split in {', '.join(missing)}: held-out losses are of "
+            f"{', '.join(c.name for c in held_out)} alone"
+        )
+
     def shares(self, place: Place) -> dict[str, float]:
         """Each corpus's share of the text's tokens up to `place`, by name; none of a single one."""
         if not isinstance(place, BlendedPosition) or not any(place.source_tokens):

@@ -213,6 +213,8 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
     logger.info("run folder %s", setup.folder.path)
     for corpus in setup.corpora.corpora:
         _announce_corpus(setup, corpus)
+    if gap := setup.corpora.held_out_gap():
+        logger.info("data: %s", gap)
     logger.info(
         "model: %s; vocabulary %d padded to %d",
         in_words(engine.num_parameters[True], engine.num_parameters[False]),

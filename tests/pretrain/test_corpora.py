@@ -159,6 +159,21 @@ def test_corpora_of_two_tokenizers_are_refused(shards: Path, tmp_path: Path) -> 
         open_corpora(_sources(shards, tmp_path / "web"))
 
 
+def test_corpora_without_a_validation_split_are_named(
+    opened: Corpora, shards: Path, other_shards: Path, tmp_path: Path
+) -> None:
+    assert opened.held_out_gap() is None
+    text = [str(other_shards.parent / "text.txt")]
+    tokenizer = str(shards.parent / "tokenizer.model")
+    output = str(tmp_path / "bare")
+    prepare(PrepareSettings(input=text, tokenizer=tokenizer, output=output))
+    bare = CorpusConfig(shards=output, weight=1)
+    both = open_corpora((CorpusConfig(shards=str(other_shards), weight=1), bare))
+    said = "no validation split in bare: held-out losses are of web alone"
+    assert both.held_out_gap() == said
+    assert open_corpora((bare,)).held_out_gap() is None
+
+
 def test_the_mean_is_over_those_that_have_the_term() -> None:
     nats = {"a": {"x": 1.0, "y": 2.0}, "b": {"x": 5.0}}
     assert mean_nats(nats, {"a": 3, "b": 1}) == {"x": 2.0, "y": 2.0}
