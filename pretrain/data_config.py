@@ -1,5 +1,6 @@
 """What a run reads: one folder of prepared shards, or several by weight, and how rows are made."""
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -78,6 +79,13 @@ class DataConfig:
             raise ValueError(
                 f"data.shards names one folder of prepared shards, data.corpora several: {found}."
             )
+        folders = [os.path.realpath(corpus.shards) for corpus in self.corpora]
+        for corpus, folder in zip(self.corpora, folders, strict=True):
+            if folders.count(folder) > 1:
+                raise ValueError(
+                    f"data.corpora: {corpus.shards} is named twice. Name each folder once, with "
+                    "the sum of its weights."
+                )
         names = [corpus.called for corpus in self.corpora]
         if len(names) != len(set(names)):
             raise ValueError(

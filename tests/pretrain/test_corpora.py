@@ -207,6 +207,15 @@ def test_a_plan_tells_the_passes_over_each_corpus(shards: Path, other_shards: Pa
             ),
             "names must differ, got a, a",
         ),
+        (
+            lambda: DataConfig(
+                corpora=(
+                    CorpusConfig(shards="a", weight=1),
+                    CorpusConfig(shards="./a/", weight=2, name="b"),
+                )
+            ),
+            "data.corpora: a is named twice. Name each folder once",
+        ),
     ],
 )
 def test_a_mix_that_is_none_is_refused(make: Callable[[], Any], said: str) -> None:
