@@ -13,7 +13,7 @@ from pathlib import Path
 from data_pipeline.packing.blend import BlendedPosition, Mix, Place, whole_weights
 from data_pipeline.protocols import Split
 from data_pipeline.storage.damage import file_problem
-from data_pipeline.storage.shards import Shards, open_shards
+from data_pipeline.storage.shards import Shards, check_one_tokenizer, open_shards
 from pretrain.data_config import CorpusConfig
 from pretrain.world import World
 
@@ -103,14 +103,8 @@ def open_corpora(sources: tuple[CorpusConfig, ...]) -> Corpora:
     several, or another tokenizer than the first one's.
     """
     opened = [open_shards(Path(source.shards)) for source in sources]
+    check_one_tokenizer(opened)
     for shards in opened:
-        theirs, first = (s.manifest.tokenizer_fingerprint for s in (shards, opened[0]))
-        if theirs != first:
-            raise ValueError(
-                f"{shards.folder} was prepared with another tokenizer than {opened[0].folder} "
-                f"(fingerprints {theirs} and {first}): the same ids would mean other words. "
-                "Prepare all corpora of a run with one tokenizer."
-            )
         if not shards.splits["train"].num_documents and len(opened) > 1:
             raise ValueError(
                 f"{shards.folder} holds no training documents. Leave it out of data.corpora."

@@ -26,7 +26,7 @@ from pretrain.models.shape import padded_vocabulary
 from pretrain.planning.activations import FP32, MicroBatch, activation_bytes
 from pretrain.planning.gpus import GPUS, Gpu
 from pretrain.planning.in_words import in_words
-from pretrain.planning.rows import RowContent, mean_content, row_content
+from pretrain.planning.rows import RowContent, mean_content, row_content, vocabulary_of
 from pretrain.planning.state import (
     Zero,
     backward_buffer_bytes,
@@ -67,12 +67,14 @@ def plan_run(
             f"{', '.join(others)}. Leave them out: --objectives.{others[0]}.weight 0."
         )
     blanks, packing = config.objectives.glm.blanks, config.data.packing
+    stored_ids = vocabulary_of([c.shards for c in config.data.sources])
+    ids = vocab_size or stored_ids
     corpora = [
-        (c, row_content(c.shards, packing, blanks, vocab_size=vocab_size, seed=config.seed))
+        (c, row_content(c.shards, packing, blanks, vocab_size=ids, seed=config.seed))
         for c in config.data.sources
     ]
     rows = mean_content([(c.weight, content) for c, content in corpora])
-    origin = _vocabulary_origin(vocab_size, rows)
+    origin = _vocabulary_origin(vocab_size, stored_ids)
     return _Planner(config, num_gpus, rows).plan(gpu, mfu, origin, _epochs(config, corpora))
 
 
@@ -233,10 +235,10 @@ def checkpoints_on_disk(config: Config) -> int:
     return rules.keep_last + rules.keep_best + for_good + 1
 
 
-def _vocabulary_origin(vocab_size: int | None, rows: RowContent) -> str:
+def _vocabulary_origin(vocab_size: int | None, stored_ids: int | None) -> str:
     if vocab_size is not None:
         return "from --vocab-size"
-    return "of the shards" if rows.corpus_tokens else "assumed; --vocab-size says otherwise"
+    return "of the shards" if stored_ids else "assumed; --vocab-size says otherwise"
 
 
 class _Parser(argparse.ArgumentParser):

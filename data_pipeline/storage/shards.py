@@ -10,7 +10,7 @@ naming the file (damage.py), found where they are read.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -230,3 +230,15 @@ def open_shards(folder: str | Path) -> Shards:
         for name, split in manifest.splits.items()
     }
     return Shards(folder=folder, manifest=manifest, splits=splits)
+
+
+def check_one_tokenizer(opened: Sequence[Shards]) -> None:
+    """Raises ValueError naming folders that were prepared with another tokenizer than the first."""
+    for shards in opened:
+        theirs, first = (s.manifest.tokenizer_fingerprint for s in (shards, opened[0]))
+        if theirs != first:
+            raise ValueError(
+                f"{shards.folder} was prepared with another tokenizer than {opened[0].folder} "
+                f"(fingerprints {theirs} and {first}): the same ids would mean other words. "
+                "Prepare all corpora of a run with one tokenizer."
+            )

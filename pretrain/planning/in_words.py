@@ -54,7 +54,7 @@ def _step_lines(plan: Plan) -> list[str]:
         f"the run       {plan.steps:,} updates, {number(plan.steps * plan.source_tokens_per_step)} "
         f"source tokens",
     ]
-    if len(plan.epochs) == 1:
+    if list(plan.epochs) == ["all"]:  # data.shards, which has no name of its own
         lines[-1] += f", {next(iter(plan.epochs.values())):.3g} passes over the corpus"
     elif plan.epochs:
         passes = ", ".join(f"{name} {times:.3g}" for name, times in plan.epochs.items())

@@ -15,7 +15,7 @@ from data_pipeline import ragged
 from data_pipeline.hashing import key, uniform
 from data_pipeline.packing.plan import PackingConfig, plan_window
 from data_pipeline.protocols import Split
-from data_pipeline.storage.shards import open_shards
+from data_pipeline.storage.shards import check_one_tokenizer, open_shards
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from data_pipeline.transforms.blank_plan import BlankPlan
@@ -39,6 +39,21 @@ class RowContent:
     origin: str  # where the numbers come from, in words
 
 
+def has_shards(folder: str) -> bool:
+    """Whether there are prepared shards in `folder`, whole or damaged."""
+    return (Path(folder) / "manifest.json").is_file()
+
+
+def vocabulary_of(folders: Sequence[str]) -> int | None:
+    """Ids in use in the shards that are there; None where there are none.
+
+    Raises ValueError for shards that cannot be read, or of two tokenizers.
+    """
+    opened = [open_shards(folder) for folder in folders if has_shards(folder)]
+    check_one_tokenizer(opened)
+    return opened[0].vocab_size if opened else None
+
+
 def row_content(
     shards: str, packing: PackingConfig, blanks: BlankConfig, *, vocab_size: int | None, seed: int
 ) -> RowContent:
@@ -47,7 +62,7 @@ def row_content(
     vocab_size: ids in use; None takes that of the shards, or ASSUMED_IDS where there are none.
     Raises ValueError for shards that cannot be read.
     """
-    if (Path(shards) / "manifest.json").is_file():
+    if has_shards(shards):
         opened = open_shards(shards)
         split, special = opened.splits["train"], opened.special
         ids, corpus = vocab_size or opened.vocab_size, split.num_tokens

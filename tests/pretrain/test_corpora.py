@@ -15,7 +15,7 @@ from pretrain.cli import parse_train
 from pretrain.corpora import Corpora, open_corpora
 from pretrain.data_config import CorpusConfig, DataConfig
 from pretrain.evaluate.held_out import mean_nats
-from pretrain.plan import GPUS, plan_run
+from pretrain.plan import GPUS, in_words, plan_run
 
 ROOT = Path(__file__).parents[2]
 DEBUG = str(ROOT / "launch" / "recipes" / "debug.yaml")
@@ -157,6 +157,9 @@ def test_corpora_of_two_tokenizers_are_refused(shards: Path, tmp_path: Path) -> 
     prepare(PrepareSettings(**settings, output=str(tmp_path / "web")))
     with pytest.raises(ValueError, match=r"web was prepared with another tokenizer than .*shards"):
         open_corpora(_sources(shards, tmp_path / "web"))
+    argv = _arguments("planned", Path("runs"), shards, tmp_path / "web")
+    with pytest.raises(ValueError, match=r"web was prepared with another tokenizer than .*shards"):
+        plan_run(parse_train(argv)[0], num_gpus=1, gpu=GPUS["h200"])
 
 
 def test_corpora_without_a_validation_split_are_named(
@@ -189,6 +192,14 @@ def test_a_plan_tells_the_passes_over_each_corpus(shards: Path, other_shards: Pa
     }
     ratio = plan.epochs["books"] * tokens["books"] / (plan.epochs["web"] * tokens["web"])
     assert ratio == pytest.approx(3, rel=0.15)
+
+
+def test_a_plan_names_the_corpus_that_is_missing(shards: Path, tmp_path: Path) -> None:
+    argv = _arguments("planned", Path("runs"), shards, tmp_path / "absent")
+    plan = plan_run(parse_train(argv)[0], num_gpus=1, gpu=GPUS["h200"])
+    assert (plan.vocab_size, plan.vocabulary_origin) == (384, "of the shards")
+    assert f"no shards in {tmp_path / 'absent'}" in plan.rows_origin
+    assert "passes over books" in (said := in_words(plan)) and "over the corpus" not in said
 
 
 @pytest.mark.parametrize(
