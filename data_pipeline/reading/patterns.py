@@ -22,7 +22,8 @@ def expand(pattern: str, skipped: Counter[str]) -> list[Path]:
     path, loops = Path(pattern), set()
     start = Path(path.anchor)
     parts = [p for p in path.parts if p != path.anchor]
-    found = set(_below(start, parts, frozenset({os.path.realpath(start)}), loops))
+    real = os.path.realpath(start)
+    found = set(_below(start, parts, frozenset({real, *map(str, Path(real).parents)}), loops))
     if loops:
         skipped["folder_link_loop"] += len(loops)
     return sorted((p for p in found if not p.is_dir()), key=lambda p: p.parts)

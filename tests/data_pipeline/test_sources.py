@@ -71,6 +71,14 @@ def test_a_link_out_to_a_folder_around_the_input_is_not_followed(tree):
     assert skipped["folder_link_loop"] == 2
 
 
+def test_a_pattern_from_here_is_not_led_out_to_a_folder_around(tree, monkeypatch):
+    (tree / "a" / "up").symlink_to("..")
+    monkeypatch.chdir(tree / "a")
+    skipped: Counter = Counter()
+    found = [s.name for s in find_sources(["**/*.[jT]*"], skipped)]
+    assert found == ["y.TXT", "z.jsonl"] and skipped["folder_link_loop"] == 1
+
+
 def test_a_folder_reached_by_two_links_is_read_once(tmp_path):
     """Twenty folders of two links to the next would be a million times the last one's file."""
     for n in range(20):
