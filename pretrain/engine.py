@@ -221,8 +221,9 @@ class Engine:
 def _suited(settings: dict[str, Any], backend: str) -> dict[str, Any]:
     """At stage 3 on gloo a bucket of gradients is added up whole, unless the file says otherwise.
 
-    gloo has no faster way to scatter: it costs copies and saves nothing. Two ranks of one row each:
-    0.81 of DDP instead of 0.75, one rank of 124 M parameters 3 % (docs/bench.md).
+    gloo has no faster way to scatter: it costs copies and saves nothing. Two ranks of one row each
+    reached 0.60 to 0.64 of DDP instead of 0.55 to 0.57, one rank of 124 M parameters 3 % more
+    (docs/bench.md).
     """
     zero = settings.get("zero_optimization", {})
     if stage(settings) != 3 or backend != "gloo" or "reduce_scatter" in zero:
