@@ -97,9 +97,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def finished(output: Path) -> dict[str, int]:
-    """The finished slices of an interrupted run, and which file (inode) each of them is."""
-    records = OutputFolder(output).slices.glob("*.json")
-    return {p.stem: p.with_suffix(".part").stat().st_ino for p in records}
+    """The finished slices of an interrupted run, and which file (inode) each of them is.
+
+    A kill while they are being removed leaves records without their parts.
+    """
+    parts = [p.with_suffix(".part") for p in OutputFolder(output).slices.glob("*.json")]
+    return {part.stem: part.stat().st_ino for part in parts if part.exists()}
 
 
 def wait_until(happened, process) -> None:
