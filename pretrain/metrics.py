@@ -133,9 +133,11 @@ class Metrics:
         self.say(f"step {step} | saved {folder}")
 
     def finish(self, stopped_by: str | None) -> None:
-        """The run is done, or has saved itself because of `stopped_by`."""
+        """The run is done, has come to its stop_at_step, or has saved itself because of
+        `stopped_by`."""
         last, total = self._last["step"], self._total_steps
-        self._status(state="stopped" if stopped_by or last < total else "done", reason=stopped_by)
+        state = "preempted" if stopped_by else "stopped" if last < total else "finished"
+        self._status(state=state, reason="stop_at_step" if state == "stopped" else stopped_by)
         why = f"stopped by {stopped_by}" if stopped_by else "done"
         self.say(f"{why}: step {last} of {total}, in {self._folder.path}")
 

@@ -4,9 +4,15 @@ pretrain status`.
     {"state": "running", "step": 120, "steps": 5000, "loss_nats": 3.41, "tokens_per_second":
     41200.0, ...}
 
-States: running, done, stopped (saved on request, to be started again), failed (the reason is in
-it). Written by rank 0 through a rename, so a reader never sees half of it. A run that says running
-while its file is older than a few steps was killed: `status` compares the ages.
+States, with the reason of the last three in it:
+
+    running    its file is fresh; where it is older than a few steps the run was killed
+    finished   all steps are done
+    stopped    saved at --stop_at_step, as planned
+    preempted  saved because it was asked to (stopping.py), to be started again
+    failed     ended by an error
+
+Written by rank 0 through a rename, so a reader never sees half of it.
 """
 
 import json
@@ -77,17 +83,22 @@ def describe(run_folder: Path, status: Status, now: float) -> str:
     if state == "running" and status.step_seconds:
         left_s = (status.steps - status.step) * status.step_seconds
         lines.append(f"  ends in     about {duration(left_s)}, at the speed of the last step")
-    elif status.state == "stopped":
+    elif status.state == "preempted":
         lines.append("  go on with  the same command and --resume auto")
+    elif status.state == "stopped":
+        lines.append(
+            "  go on with  the same command, a later --stop_at_step or none, --resume auto"
+        )
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str]) -> str:
     """`python -m pretrain status RUN...`: the text to print."""
-    if not argv or argv[0] in ("-h", "--help"):
-        raise ValueError(
-            "usage: python -m pretrain status RUN...   (RUN: a run folder, as runs/demo)"
-        )
+    usage = "usage: python -m pretrain status RUN...   (RUN: a run folder, as runs/demo)"
+    if not argv:
+        raise ValueError(usage)
+    if argv[0] in ("-h", "--help"):
+        return f"{usage}\n\n{__doc__}".rstrip()
     folders = [Path(name) for name in argv]
     return "\n".join(describe(folder, read(folder), time.time()) for folder in folders)
 

@@ -102,7 +102,7 @@ def test_ranks_save_and_stop_when_their_launcher_is_killed(
     os.waitpid(launcher, 0)
     _wait(lambda: not _processes(str(tmp_path)), "ranks or their workers live on")
     status = json.loads((tmp_path / "orphan" / "status.json").read_text())
-    assert (status["state"], status["reason"]) == ("stopped", "the launcher is gone")
+    assert (status["state"], status["reason"]) == ("preempted", "the launcher is gone")
     assert status["checkpoint_step"] == status["step"] > 3
     assert set(os.listdir("/dev/shm")) <= shared_memory
 

@@ -115,11 +115,11 @@ def test_a_signal_to_one_rank_saves_on_all_and_the_curve_goes_on(
     ranks[1].send_signal(signal.SIGUSR1)
     assert [p.wait(timeout=90) for p in ranks] == [85, 85]
     status = json.loads((runs / "signalled" / "status.json").read_text())
-    assert (status["state"], status["reason"]) == ("stopped", "SIGUSR1")
+    assert (status["state"], status["reason"]) == ("preempted", "SIGUSR1")
     assert status["step"] == status["checkpoint_step"] == _rows(runs / "signalled")[-1]["step"]
     run_ranks(2, _train("signalled", runs, shards, "--resume=auto"), runs / "signalled2.log")
     assert _curve(runs / "signalled") == _curve(runs / "unbroken")
-    assert json.loads((runs / "signalled" / "status.json").read_text())["state"] == "done"
+    assert json.loads((runs / "signalled" / "status.json").read_text())["state"] == "finished"
 
 
 def test_going_back_gives_up_what_lay_ahead(runs: Path, shards: Path, run_ranks: Run) -> None:

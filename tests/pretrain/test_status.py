@@ -1,10 +1,11 @@
 """pretrain/status.py: what a person is told about a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pretrain.status import Status, describe, read, write
+from pretrain.status import Status, describe, main, read, write
 
 RUNNING = Status(
     state="running",
@@ -46,3 +47,19 @@ def test_a_folder_without_status_is_named(text: str | None, said: str, tmp_path:
         (tmp_path / "status.json").write_text(text)
     with pytest.raises(ValueError, match=said):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("preempted", "SIGUSR1", "the same command and --resume auto"),
+        ("stopped", "stop_at_step", "the same command, a later --stop_at_step or none"),
+    ],
+)
+def test_a_run_that_saved_itself_says_how_to_go_on(state: str, reason: str, said: str) -> None:
+    lines = describe(Path("runs/a"), replace(RUNNING, state=state, reason=reason), now=1007.0)
+    assert lines.startswith(f"runs/a: {state} ({reason})\n") and said in lines
+
+
+def test_help_is_no_mistake() -> None:
+    assert "finished   all steps are done" in main(["--help"])
