@@ -29,12 +29,14 @@ from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.packing.sequence import Position, RowSequence, Run
 from data_pipeline.packing.worker_processes import start_worker, worker_context
 from data_pipeline.protocols import Split, Transform
+from data_pipeline.rows import PackedRows
 
 __all__ = [
     "Batch",
     "Mix",
     "Place",
     "Position",
+    "batch_of",
     "first_place",
     "training_batches",
     "validation_batches",
@@ -245,7 +247,11 @@ class TrainingRows(IterableDataset):
 
 
 def _batch(run: Run | BlendedRun, index: np.ndarray, position: Place) -> Batch:
-    rows = run.build(index)
+    return batch_of(run.build(index), position, run.source_tokens(index))
+
+
+def batch_of(rows: PackedRows, position: Place, source_tokens: int) -> Batch:
+    """Packed rows as a batch. position, source_tokens: see Batch."""
     block = np.empty((len(FIELDS), *rows.ids.shape), np.int32)
     for place, name in enumerate(FIELDS):
         values = getattr(rows, name)
@@ -255,7 +261,7 @@ def _batch(run: Run | BlendedRun, index: np.ndarray, position: Place) -> Batch:
     if rows.sources is not None:
         sources = torch.from_numpy(np.stack((rows.sources.ids, rows.sources.document)))
         keys = torch.from_numpy(rows.sources.keys.view(np.int64))
-    return Batch(torch.from_numpy(block), position, tokens, run.source_tokens(index), sources, keys)
+    return Batch(torch.from_numpy(block), position, tokens, source_tokens, sources, keys)
 
 
 def _check_share(rank: int, world_size: int, **counts: int) -> None:
