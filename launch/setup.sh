@@ -58,12 +58,12 @@ install_cpu_torch() { # one bounded try: an index that is out of reach must not 
   fi
 }
 
-install_triton() { # one bounded try too: on CPUs only tests want it, 690 MB unpacked
+install_where_there_is_a_wheel() { # NAME CONSEQUENCE: one bounded try, since the rest works without it
   local pin
-  pin=$(grep -E '^triton==' constraints.txt | cut -d' ' -f1)
-  if ! "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps --retries 0 --timeout 15 \
-    "$pin" >>"$log" 2>&1; then
-    say "no wheel of $pin (see .venv/setup.log): the tests of the Triton kernels will be skipped."
+  pin=$(grep -E "^$1==" constraints.txt | cut -d' ' -f1)
+  if ! "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps --only-binary :all: \
+    --retries 0 --timeout 15 "$pin" >>"$log" 2>&1; then
+    say "no wheel of $pin (see .venv/setup.log): $2"
   fi
 }
 
@@ -120,12 +120,13 @@ say "installing the pinned dependencies into .venv with $(version_of "$python"),
 case $build in
   cpu)
     install_cpu_torch
-    install_triton
+    install_where_there_is_a_wheel triton 'the tests of the Triton kernels will be skipped.' # 690 MB unpacked
     ;;
   default) extras='test,kernels' ;;
 esac
 pip install --constraint constraints.txt --editable ".[$extras]" ||
   refuse "pip could not install the dependencies; its last lines are above, all of them in .venv/setup.log."
+install_where_there_is_a_wheel mpi4py 'prepare cannot run under mpirun.'
 mend_script_headers
 printf '%s\n' "$wanted_files" "$build" "$root" >"$venv/setup.stamp"
 say "done: .venv holds $("$venv/bin/python" -m pip list 2>/dev/null | wc -l) packages."
