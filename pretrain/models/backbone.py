@@ -227,6 +227,11 @@ class Backbone(nn.Module):
         if shape.norm_order == "pre":
             self.final_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the weights are kept, and hidden states computed."""
+        return self.embedding.token_table.dtype
+
     def forward(
         self,
         ids_BT: Tensor,

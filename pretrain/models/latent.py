@@ -12,12 +12,14 @@ Optimus (Li et al. 2020), section 3; AdaVAE (Tu et al. 2022), section 3; docs/ob
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pretrain.models.adapters import Adapter
 from pretrain.models.backbone import Slots, normal_parameter
 from pretrain.models.latent_shape import LatentShape
 from pretrain.models.shape import BackboneShape
@@ -157,6 +159,7 @@ class Injected(NamedTuple):
 
     memory: list[Slots] | None
     latent_embedding: Tensor | None
+    adapters: Sequence[Adapter] | None = None  # with which it reads it
 
 
 class Injector(nn.Module):

@@ -8,32 +8,19 @@ pretrained, but for its LayerNorms: trains: parts_and_norms. Tu et al. 2022, sec
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
-from pretrain.latent_config import AdaVaeConfig, ElboConfig
+from pretrain.latent_config import AdaVaeConfig
 from pretrain.models.adapters import Adapter
 from pretrain.models.backbone import Slots
-from pretrain.models.latent import Injected, LatentHead, WideLinear
+from pretrain.models.latent import Injected, LatentHead, Posterior, WideLinear
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.alarm import CollapseAlarm
-from pretrain.objectives.elbo import (
-    OPTIMISED,
-    beta,
-    decoded_terms,
-    elbo_counts,
-    elbo_now,
-    elbo_scalars,
-    sources_visibility,
-)
-from pretrain.objectives.glm import glm_inputs
-from pretrain.objectives.health import Health
-from pretrain.objectives.latent_inputs import latent_inputs
-from pretrain.objectives.loss import LossTerm, ObjectiveModel
+from pretrain.objectives.latent import backbone_nats, sources_visibility
+from pretrain.objectives.loss import ObjectiveModel
 
 
 class AdaVaePart(nn.Module):
@@ -65,16 +52,16 @@ class AdaVaePart(nn.Module):
         )
 
     def injected(self, z_BNZ: Tensor, dtype: torch.dtype) -> Injected:
-        """What the decoder reads of z."""
+        """What the decoder reads of z, and its adapters."""
         projected = self.projection(z_BNZ)
         if self.config.injection == "embedding":
             return Injected(None, projected.to(dtype))
+        adapters = adapters_of(self.decoder_adapters)
         of_layers = projected.unflatten(-1, (-1, self.shape.hidden_size)).unbind(-2)
         if len(of_layers) == 1:
             of_layers = of_layers * self.shape.num_layers
-        return Injected(
-            [self._slot(m, z, dtype) for m, z in zip(self.slots, of_layers, strict=True)], None
-        )
+        memory = [self._slot(m, z, dtype) for m, z in zip(self.slots, of_layers, strict=True)]
+        return Injected(memory, None, adapters)
 
     def _slot(self, slot_map: nn.Module, projected_BND: Tensor, dtype: torch.dtype) -> Slots:
         heads = (1, self.shape.num_heads, -1)
@@ -88,18 +75,14 @@ def adapters_of(modules: nn.ModuleList) -> list[Adapter]:
     return [module for module in modules if isinstance(module, Adapter)]
 
 
-class AdaVaeObjective:
+class AdaVae:
     """A text written again by the model that has read it."""
 
     name = "adavae"
-    optimised: tuple[str, ...] = OPTIMISED
     backbone_calls = 2
 
-    def __init__(self, config: AdaVaeConfig, *, steps: int) -> None:
-        """steps: updates of the run, which the schedule of beta follows."""
-        self.config, self.weight, self.steps = config, config.weight, steps
-        self.health: Health | None = Health(config.elbo.window)
-        self.alarm: CollapseAlarm | None = CollapseAlarm(config.elbo.alarm)
+    def __init__(self, config: AdaVaeConfig) -> None:
+        self.config = config
 
     def transform(
         self, special: SpecialIds, *, source_tokens: int, vocab_size: int
@@ -118,29 +101,9 @@ class AdaVaeObjective:
         """What is added to a backbone of `shape`."""
         return AdaVaePart(self.config, shape, generator)
 
-    def inputs(self, batch: Any, update: int | None = None) -> dict[str, Tensor]:
-        """Both halves' rows, noise (B, N, Z) and beta (1 where `update` is None)."""
-        elbo = self.config.elbo
-        factor = 1.0 if update is None else beta(update, steps=self.steps, config=elbo.beta)
-        latent = latent_inputs(batch, size=self.config.latent_size, config=elbo, factor=factor)
-        return {**glm_inputs(batch), **latent}
-
-    def elbo(self, *, is_training: bool) -> ElboConfig:
-        """The loss as it stands now: the alarm may have raised the free bits; an evaluation has
-        none."""
-        assert self.alarm is not None
-        return elbo_now(self.config.elbo, self.alarm, is_training=is_training)
-
-    def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Targets or texts, by the reduction."""
-        return elbo_counts(inputs, self.config.elbo)
-
-    def loss_terms(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor]
-    ) -> dict[str, LossTerm]:
-        """The ELBO's terms."""
-        part = model.parts[self.name]
-        assert isinstance(part, AdaVaePart) and self.health is not None
+    def encode(self, model: ObjectiveModel, inputs: Mapping[str, Tensor]) -> Posterior:
+        """q(z | x), read by the first layers of the backbone."""
+        part = self._part(model)
         read_BTD = model.backbone(
             inputs["source_ids"],
             inputs["source_positions"],
@@ -148,20 +111,19 @@ class AdaVaeObjective:
             layers=self.config.encoder_layers,
             adapters=adapters_of(part.encoder_adapters),
         )
-        posterior = part.head(read_BTD, inputs["source_document"], inputs["exists"].shape[1])
-        z_BNZ = posterior.sample(inputs["noise"])
-        self.health.note(
-            posterior, z_BNZ, inputs["exists"], inputs["text_kind"], is_training=model.training
-        )
-        return decoded_terms(
-            model.backbone,
-            part.injected(z_BNZ, read_BTD.dtype),
-            posterior,
-            inputs,
-            self.elbo(is_training=model.training),
-            adapters=adapters_of(part.decoder_adapters) or None,
-        )
+        return part.head(read_BTD, inputs["source_document"], inputs["exists"].shape[1])
 
-    def scalars(self, update: int) -> dict[str, float]:
-        """See elbo_scalars."""
-        return elbo_scalars(update, steps=self.steps, config=self.config.elbo, health=self.health)
+    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
+        """What the decoder reads of z, and its adapters."""
+        return self._part(model).injected(z_BNZ, model.backbone.dtype)
+
+    def target_nats(
+        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
+    ) -> Tensor:
+        """Cross entropy of each target given z: (N,)."""
+        return backbone_nats(model.backbone, self.injected(model, z_BNZ), inputs)
+
+    def _part(self, model: ObjectiveModel) -> AdaVaePart:
+        part = model.parts[self.name]
+        assert isinstance(part, AdaVaePart)
+        return part

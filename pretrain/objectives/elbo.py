@@ -9,23 +9,16 @@ Bowman et al. 2016; cyclical beta: Fu et al. 2019; free bits: Kingma et al. 2016
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from data_pipeline.rows import KINDS
-from kernels.visibility import Visibility
 from pretrain.latent_config import AlarmConfig, BetaConfig, ElboConfig, FreeBitsConfig
-from pretrain.models.adapters import Adapter
-from pretrain.models.backbone import Backbone
-from pretrain.models.latent import Injected, Posterior
+from pretrain.models.latent import Posterior
 from pretrain.objectives.alarm import CollapseAlarm
-from pretrain.objectives.glm import kind_terms
-from pretrain.objectives.health import Health
-from pretrain.objectives.loss import LossTerm, target_losses
+from pretrain.objectives.loss import LossTerm
 
 OPTIMISED = ("reconstruction_loss", "kl_loss")
 
@@ -90,48 +83,15 @@ def elbo_now(config: ElboConfig, alarm: CollapseAlarm, *, is_training: bool) -> 
     return replace(config, free_bits=alarm.raised(config.free_bits))
 
 
-def elbo_counts(inputs: Mapping[str, Tensor], config: ElboConfig) -> dict[str, Tensor]:
+def elbo_counts(weights_N: Tensor, exists_BN: Tensor, config: ElboConfig) -> dict[str, Tensor]:
     """What each optimised term is divided by, over the whole update: targets or texts."""
-    return _counts(inputs["weights"].sum(), inputs["exists"].sum().float(), config)
+    return _counts(weights_N.sum(), exists_BN.sum().float(), config)
 
 
 def _counts(num_targets: Tensor, num_texts: Tensor, config: ElboConfig) -> dict[str, Tensor]:
     of_reconstruction = num_targets if config.reduction in ("token", "separate") else num_texts
     of_kl = num_targets if config.reduction == "token" else num_texts
     return dict(zip(OPTIMISED, (of_reconstruction, of_kl), strict=True))
-
-
-def sources_visibility(inputs: Mapping[str, Tensor]) -> Visibility:
-    """Each source sees all of itself."""
-    return Visibility(inputs["source_lo"], inputs["source_hi"], inputs["source_document"])
-
-
-def decoded_terms(
-    decoder: Backbone,
-    injected: Injected,
-    posterior: Posterior,
-    inputs: Mapping[str, Tensor],
-    config: ElboConfig,
-    adapters: Sequence[Adapter] | None = None,
-) -> dict[str, LossTerm]:
-    """Rows written beside what z gives them: the terms of the ELBO, and one per kind of target."""
-    hidden_BTD = decoder(
-        inputs["ids"],
-        inputs["positions"],
-        Visibility(inputs["lo"], inputs["hi"], inputs["document"]),
-        memory=injected.memory,
-        latent_embedding=injected.latent_embedding,
-        adapters=adapters,
-    )
-    losses_N = target_losses(decoder, hidden_BTD, inputs["target_index"], inputs["targets"])
-    weighted_N, weights_N = losses_N * inputs["weights"], inputs["weights"]
-    nats_BN, weights_BN = (
-        by_text(values, inputs["target_index"], inputs["document"], inputs["exists"].shape[1])
-        for values in (weighted_N, weights_N)
-    )
-    texts = TextLosses(nats_BN, weights_BN, inputs["exists"])
-    terms = elbo_terms(posterior, texts, inputs["beta"], config)
-    return terms | kind_terms(weighted_N, weights_N, inputs["kind"])
 
 
 def elbo_terms(
@@ -160,14 +120,3 @@ def elbo_terms(
         "kl_free": (costs_BN.sum(), num_texts),
     }
     return terms | {name: LossTerm(s.detach(), n) for name, (s, n) in reported.items()}
-
-
-def elbo_scalars(
-    update: int, *, steps: int, config: ElboConfig, health: Health | None
-) -> dict[str, float]:
-    """beta of an update; and every report_every updates active units, mutual information with its
-    ceiling and marginal KL over the last texts of this rank (health.py)."""
-    scalars = {"beta": beta(update, steps=steps, config=config.beta)}
-    if health is not None and update % config.report_every == 0:
-        scalars |= health.training.scalars(KINDS)
-    return scalars

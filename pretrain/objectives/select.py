@@ -8,20 +8,21 @@ from torch import nn
 from data_pipeline.hashing import mix_ints
 from pretrain.config import ObjectivesConfig
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.adavae import AdaVaeObjective
+from pretrain.objectives.adavae import AdaVae
 from pretrain.objectives.glm import GlmObjective
-from pretrain.objectives.glm_vae import GlmVaeObjective
+from pretrain.objectives.glm_vae import GlmVae
+from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import Objective
-from pretrain.objectives.optimus import OptimusObjective
+from pretrain.objectives.optimus import Optimus
 
 
 def objectives_of(config: ObjectivesConfig, *, steps: int) -> list[Objective]:
     """The objectives of a run of `steps` updates, in the order in which every step takes them."""
     objectives: list[Objective] = [
         GlmObjective(config.glm.blanks, weight=config.glm.weight),
-        GlmVaeObjective(config.glm_vae, steps=steps),
-        OptimusObjective(config.optimus, steps=steps),
-        AdaVaeObjective(config.adavae, steps=steps),
+        LatentObjective(GlmVae(config.glm_vae), steps=steps),
+        LatentObjective(Optimus(config.optimus), steps=steps),
+        LatentObjective(AdaVae(config.adavae), steps=steps),
     ]
     return [objective for objective in objectives if objective.weight > 0]
 

@@ -17,8 +17,9 @@ from pretrain.convert_transformers import from_gpt2
 from pretrain.latent_config import AdaVaeConfig, BetaConfig, ElboConfig, FreeBitsConfig
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.adavae import AdaVaeObjective, AdaVaePart
-from pretrain.objectives.elbo import beta, sources_visibility
+from pretrain.objectives.adavae import AdaVae, AdaVaePart
+from pretrain.objectives.elbo import beta
+from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.trains import freeze, in_words
 
@@ -46,7 +47,7 @@ def stored(name: str) -> dict[str, Tensor]:
     return {k: torch.from_numpy(v) for k, v in np.load(GOLDEN / f"adavae_{name}.npz").items()}
 
 
-def objective_of(tag: str, mode: Any = "none", nats: float = 0.5) -> AdaVaeObjective:
+def objective_of(tag: str, mode: Any = "none", nats: float = 0.5) -> LatentObjective:
     elbo = ElboConfig(
         reduction="separate",
         beta=BetaConfig(schedule="constant", ceiling=0.7),
@@ -56,7 +57,7 @@ def objective_of(tag: str, mode: Any = "none", nats: float = 0.5) -> AdaVaeObjec
         weight=1.0, encoder_layers=2, adapter_size=8, latent_size=8, elbo=elbo,
         adapter_placement="reference_double", **VARIANTS[tag],
     )  # fmt: skip
-    return AdaVaeObjective(config, steps=1)
+    return LatentObjective(AdaVae(config), steps=1)
 
 
 def converted(tag: str) -> dict[str, Tensor]:
@@ -104,7 +105,7 @@ def converted(tag: str) -> dict[str, Tensor]:
     return ours
 
 
-def model_of(objective: AdaVaeObjective, tag: str) -> ObjectiveModel:
+def model_of(objective: LatentObjective, tag: str) -> ObjectiveModel:
     part = AdaVaePart(objective.config, SHAPE, torch.Generator())
     model = ObjectiveModel(Backbone(SHAPE, vocab_size=53, num_positions=24), {"adavae": part})
     needed = model.state_dict()
@@ -135,7 +136,7 @@ def batch_of(rows: slice = slice(None)) -> SimpleNamespace:
     )
 
 
-def inputs_of(objective: AdaVaeObjective, rows: slice = slice(None)) -> dict[str, Tensor]:
+def inputs_of(objective: LatentObjective, rows: slice = slice(None)) -> dict[str, Tensor]:
     noise = stored("forward")["eps"][rows, None]
     return objective.inputs(batch_of(rows), 0) | {"noise": noise}
 
@@ -171,8 +172,7 @@ def test_forward(tag):
     injected = part.injected(golden[f"{tag}/z"][:, None], torch.float32)
     visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
     hidden = model.backbone(
-        inputs["ids"], inputs["positions"], visibility, **injected._asdict(),
-        adapters=list(part.decoder_adapters) or None,
+        inputs["ids"], inputs["positions"], visibility, **injected._asdict()
     )  # fmt: skip
     logits = model.backbone.logits(hidden)[rows][inside[rows]]
     assert close(logits, golden[f"{tag}/logits"][rows][inside[rows]], FORWARD)

@@ -17,7 +17,8 @@ from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, GlmVa
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent_shape import LatentShape, Pooling
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.glm_vae import GlmVaeObjective
+from pretrain.objectives.glm_vae import GlmVae
+from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.latent_inputs import NOISE_DRAWS
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import parts_of
@@ -30,12 +31,12 @@ PACKING = PackingConfig(source_tokens=20, row_tokens=44, window_tokens=10_000)
 BLANKS = BlankConfig(token_prob=0.5, document_prob=0.5)
 
 
-def objective_of(**settings: Any) -> GlmVaeObjective:
+def objective_of(**settings: Any) -> LatentObjective:
     settings = {"blanks": BLANKS, "latent": LatentShape(size=5), "weight": 1.0} | settings
-    return GlmVaeObjective(GlmVaeConfig(**settings), steps=100)
+    return LatentObjective(GlmVae(GlmVaeConfig(**settings)), steps=100)
 
 
-def model_of(objective: GlmVaeObjective, shape: BackboneShape = SHAPE) -> ObjectiveModel:
+def model_of(objective: LatentObjective, shape: BackboneShape = SHAPE) -> ObjectiveModel:
     backbone = Backbone(shape, vocab_size=64, num_positions=24)
     # Larger than the initialisation, so that documents differ by more than rounding.
     model = ObjectiveModel(
@@ -47,7 +48,7 @@ def model_of(objective: GlmVaeObjective, shape: BackboneShape = SHAPE) -> Object
     return model
 
 
-def batch_of(objective: GlmVaeObjective, rank: int = 0, world_size: int = 1) -> Batch:
+def batch_of(objective: LatentObjective, rank: int = 0, world_size: int = 1) -> Batch:
     lengths = np.random.default_rng(0).integers(1, 19, 60)
     ids = np.random.default_rng(1).integers(len(SPECIALS), 64, lengths.sum())
     split = MemorySplit.from_documents(np.split(ids, np.cumsum(lengths)[:-1]))

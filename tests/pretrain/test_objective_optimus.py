@@ -17,12 +17,13 @@ from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, Optim
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent_shape import LatentShape
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.elbo import by_text, sources_visibility
+from pretrain.objectives.elbo import by_text
 from pretrain.objectives.glm import glm_inputs
 from pretrain.objectives.health import active_units, mutual_information_nats
+from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.objectives.optimus import OptimusObjective, OptimusPart
+from pretrain.objectives.optimus import Optimus, OptimusPart
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vae"
 PAD = 50
@@ -44,7 +45,7 @@ def stored(name: str) -> dict[str, Tensor]:
     return {k: torch.from_numpy(v) for k, v in np.load(GOLDEN / f"optimus_{name}.npz").items()}
 
 
-def objective_of(tag: str, mode: str = "fb0", **elbo: Any) -> OptimusObjective:
+def objective_of(tag: str, mode: str = "fb0", **elbo: Any) -> LatentObjective:
     config = OptimusConfig(
         encoder=BERT,
         latent=LatentShape(size=8, pooling="cls", injection=INJECTIONS[tag]),
@@ -55,7 +56,7 @@ def objective_of(tag: str, mode: str = "fb0", **elbo: Any) -> OptimusObjective:
         ),
         weight=1.0,
     )
-    return OptimusObjective(config, steps=1)
+    return LatentObjective(Optimus(config), steps=1)
 
 
 def converted() -> dict[str, Tensor]:
@@ -82,7 +83,7 @@ def converted() -> dict[str, Tensor]:
     }
 
 
-def model_of(objective: OptimusObjective) -> ObjectiveModel:
+def model_of(objective: LatentObjective) -> ObjectiveModel:
     part = OptimusPart(objective.config, GPT2, torch.Generator(), vocab_size=61, num_positions=40)
     model = ObjectiveModel(Backbone(GPT2, vocab_size=53, num_positions=40), {"optimus": part})
     needed = model.state_dict()
@@ -90,7 +91,7 @@ def model_of(objective: OptimusObjective) -> ObjectiveModel:
     return model
 
 
-def batch_of(objective: OptimusObjective, rows: slice = slice(None)) -> SimpleNamespace:
+def batch_of(objective: LatentObjective, rows: slice = slice(None)) -> SimpleNamespace:
     """A loader's batch of the published rows, one document each."""
     ids, source = stored("forward")["gpt_ids"][rows].int(), stored("forward")["bert_ids"][rows]
     inside = ids != PAD
@@ -99,7 +100,7 @@ def batch_of(objective: OptimusObjective, rows: slice = slice(None)) -> SimpleNa
     weights = (inside & (targets != PAD)).float()
     return SimpleNamespace(
         ids=ids,
-        positions=torch.stack((place + objective.config.first_position, place * 0), 1).int(),
+        positions=torch.stack((place + objective.of.config.first_position, place * 0), 1).int(),
         targets=targets,
         weights=weights,
         kind=(5 * weights).int(),
@@ -111,7 +112,7 @@ def batch_of(objective: OptimusObjective, rows: slice = slice(None)) -> SimpleNa
     )
 
 
-def inputs_of(objective: OptimusObjective, rows: slice = slice(None)) -> dict[str, Tensor]:
+def inputs_of(objective: LatentObjective, rows: slice = slice(None)) -> dict[str, Tensor]:
     noise = stored("forward")["eps"][rows, None]
     return objective.inputs(batch_of(objective, rows), 0) | {"noise": noise}
 
