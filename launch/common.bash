@@ -3,12 +3,17 @@
 #
 #   launch SCRIPT VERB RECIPE ARGS...
 #
-# becomes one rank of `python -m pretrain VERB` where a launcher has already set RANK and WORLD_SIZE, and starts
-# SCRIPT again under the deepspeed launcher where nobody has. RECIPE is used when ARGS name no --config.
-# A relative path in ARGS counts from the folder of the caller: nothing here changes the folder.
+# becomes one rank of `python -m pretrain VERB` where a launcher says which: deepspeed and torchrun by RANK and
+# WORLD_SIZE, mpirun and srun in words of their own. As a batch script of SLURM it starts SCRIPT again with srun
+# (slurm.bash), and where nobody has started it, under the deepspeed launcher. RECIPE is used when ARGS name no
+# --config. A relative path in ARGS counts from the folder of the caller: nothing here changes the folder.
 #
 #   PYTHON    the interpreter; by default python3, or .venv/bin/python of this repository where python3 has no deepspeed
 #   DS_ARGS   flags of the deepspeed launcher for the bare form, such as "--num_gpus 2"
+
+here_of_common=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
+# shellcheck source=launch/slurm.bash
+. "$here_of_common/slurm.bash"
 
 launch() {
   local script=$1 verb=$2 recipe=$3
@@ -22,15 +27,38 @@ launch() {
   if has_flag --help "$@" || has_flag -h "$@"; then
     worker "$verb" "$@"
   fi
-  has_flag --config "$@" || set -- --config "$recipe" "$@"
+  has_flag --config "$@" || has_flag --sweep "$@" || set -- --config "$recipe" "$@" # a sweep names its recipe
   if has_flag --print_config "$@"; then # needs no launcher either
     worker "$verb" "$@"
   fi
-  if [[ -n "${RANK:-}" && -n "${WORLD_SIZE:-}" ]]; then # under deepspeed or torchrun
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_per_rank)}
-    worker "$verb" "$@"
+  case $(started_by) in
+    launcher) ;;
+    openmpi) rank_of_openmpi ;;
+    srun) rank_of_slurm ;;
+    sbatch) batch "$script" "$@" ;;
+    nobody) bare "$script" "$@" ;;
+  esac
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_per_rank)}
+  worker "$verb" "$@"
+}
+
+started_by() { # the innermost launcher: srun may start torchrun, sbatch may start mpirun
+  if [[ -n "${RANK:-}" && -n "${WORLD_SIZE:-}" ]]; then # deepspeed or torchrun
+    echo launcher
+  elif [[ -n "${OMPI_COMM_WORLD_RANK:-}" ]]; then # mpirun
+    echo openmpi
+  elif is_slurm_task; then
+    echo srun
+  elif [[ -n "${SLURM_JOB_ID:-}" ]]; then # a batch script, or a shell of salloc
+    echo sbatch
+  else
+    echo nobody
   fi
-  bare "$script" "$@"
+}
+
+rank_of_openmpi() { # what the trainer reads, from what mpirun sets
+  export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
+  export LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_SIZE=${OMPI_COMM_WORLD_LOCAL_SIZE:-1}
 }
 
 worker() { # this process becomes the rank, so that signals of the launcher reach it; -P: the caller's folder shadows nothing

