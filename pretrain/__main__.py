@@ -10,17 +10,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pretrain.environment import refuse_foreign_kernels
 from pretrain.mistakes import AgreedError, LostRankError, say, say_alone
 from pretrain.run_log import log_to_stderr
+
+if TYPE_CHECKING:
+    from pretrain.config import Config
 
 
 def _train(argv: Sequence[str]) -> None:
     from pretrain.cli import parse_train
 
     config, start = parse_train(argv)
+    log_to_stderr()
+    if start.task and _is_finished(config):
+        return
     for source in config.data.sources:
         if not (Path(source.shards) / "manifest.json").is_file():
             field = "data.corpora" if config.data.corpora else "data.shards"
@@ -29,7 +35,6 @@ def _train(argv: Sequence[str]) -> None:
                 "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
                 f"--validation 0.01 --output {source.shards}"
             )
-    log_to_stderr()
     from pretrain.stopping import EXIT_CODE
     from pretrain.train import run
 
@@ -46,6 +51,18 @@ def _train(argv: Sequence[str]) -> None:
         say_alone(str(error))
         _leave_at_once(2)
     _leave_at_once(0 if stopped_by is None else EXIT_CODE)
+
+
+def _is_finished(config: "Config") -> bool:
+    """Whether all steps of a sweep's task are done, said once: no mistake, unlike elsewhere, since
+    an array is submitted again for the tasks that are not."""
+    from pretrain.status import state_of
+
+    folder = Path(config.runs) / config.name
+    finished = state_of(folder, steps=config.steps) == "finished"
+    if finished and os.environ.get("RANK", "0") == "0":
+        logging.getLogger(__name__).info("%s: finished, nothing left to do", folder)
+    return finished
 
 
 def _generate(argv: Sequence[str]) -> None:
@@ -74,6 +91,16 @@ def _data(argv: Sequence[str]) -> None:
     sys.exit(data(list(argv)))
 
 
+def _sweep(argv: Sequence[str]) -> None:
+    from pretrain.sweep import main as sweep
+
+    log_to_stderr()
+    text, code = sweep(argv)
+    if text:
+        print(text)
+    sys.exit(code)
+
+
 def _status(argv: Sequence[str]) -> None:
     from pretrain.status import main as status
 
@@ -91,6 +118,7 @@ VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "plan": (_plan, "memory, disk, traffic and days of a run, before it is started"),
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
     "export": (_export, "write the model of a run as one folder, to be handed over"),
+    "sweep": (_sweep, "the tasks of a sweep file: a recipe trained with many settings"),
     "status": (_status, "say what a run is doing and when it will end"),
     "progress": (_progress, "say how far a run has come, to batch scripts"),
     "data": (_data, "prepare, inspect, verify and count shards (python -m data_pipeline)"),

@@ -8,8 +8,8 @@ the file or the flag.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,12 +24,22 @@ from jsonargparse import (
 
 from data_pipeline.command_line import ReadableParser, config_files, yaml_problem
 from pretrain.config import Config
+from pretrain.dotted import flat
 from pretrain.mistakes import say
+from pretrain.sweep_file import Task
+from pretrain.sweep_task import task_of_command_line
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 # Stand-ins for what a recipe may leave to the command line, so that it can be read alone.
 _REQUIRED = ("--name=unnamed", "--steps=1")
+
+# Taken from the command line before it is parsed; here for --help.
+SWEEP_FLAGS = {
+    "--sweep": "a sweep file, whose task is trained: its recipe and settings",
+    "--task": "number of that task, from 0; by default SLURM_ARRAY_TASK_ID",
+    "--array": "number that names the sweep's runs; by default SLURM_ARRAY_JOB_ID, else none",
+}
 
 
 def _load_flat(text: str) -> Any:
@@ -43,26 +53,17 @@ def _load_flat(text: str) -> Any:
     return flat(loaded) if isinstance(loaded, dict) else loaded
 
 
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings by their dotted names."""
-    leaves: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
-
-
 set_loader("flat_yaml", _load_flat, (yaml.YAMLError,))
 
 
 class OneLineParser(ReadableParser):
     """A parser whose errors are one line on stderr and exit code 2."""
 
+    origin = ""  # what stands before its errors: the task of a sweep
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Write `message`, shortened to what the user can act on, and leave with exit code 2."""
-        say(self.readable(message), agreed=False)
+        say(self.origin + self.readable(message), agreed=False)
         sys.exit(2)
 
 
@@ -76,6 +77,8 @@ def train_parser() -> OneLineParser:
     parser.add_argument(
         "--config", action="config", help="recipe (YAML); may be given several times"
     )
+    for flag, about in SWEEP_FLAGS.items():
+        parser.add_argument(flag, type=str | None, default=None, help=about)
     parser.add_argument(
         "--resume",
         type=str | None,
@@ -99,6 +102,7 @@ class Start(NamedTuple):
 
     resume: str | None = None  # auto, or the path of a checkpoint
     init_from: str | None = None  # path of a run, a checkpoint or an exported folder
+    task: Task | None = None  # of a sweep, which the run is
 
 
 def parse_train(argv: Sequence[str]) -> tuple[Config, Start]:
@@ -109,15 +113,23 @@ def parse_train(argv: Sequence[str]) -> tuple[Config, Start]:
     """
     args = [a for a in argv if not a.startswith(("--local_rank", "--local-rank"))]
     parser = train_parser()
-    for file in config_files(args):
+    task, args = task_of_command_line(args)
+    for file in [task.recipe] if task else config_files(args):
         _check_recipe(parser, file)
+    if task:
+        parser.origin = f"{task.file}, task {task.number}: "
+        args = [f"--name={task.name}", *task.arguments(), *args]
     parsed = parser.parse_args(args)
     try:
         made = parser.instantiate(parsed)
     except ValueError as error:
         parser.error(str(error))
-    values = {k: v for k, v in vars(made).items() if k not in ("config", *Start._fields)}
-    return _config(parser, values), Start(made.resume, made.init_from)
+    beside = ("config", "resume", "init_from", *(flag[2:] for flag in SWEEP_FLAGS))
+    config = _config(parser, {k: v for k, v in vars(made).items() if k not in beside})
+    if task:
+        config = replace(config, name=task.name, runs=str(Path(config.runs) / task.sweep))
+        task.check_folder(Path(config.runs))
+    return config, Start(made.resume, made.init_from, task)
 
 
 def _config(parser: OneLineParser, values: dict[str, Any]) -> Config:

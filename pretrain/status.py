@@ -63,12 +63,30 @@ def read(run_folder: Path) -> Status:
         raise ValueError(f"{path} is not a run's status: {error}.") from error
 
 
+def state_of(run_folder: Path, *, steps: int = 0, now: float | None = None) -> str | None:
+    """The state of a run, `lost` where it says running and its file is old; None: never started.
+
+    steps: of the run as it is now wanted; one that finished fewer is only `stopped`.
+    """
+    try:
+        status = read(run_folder)
+    except ValueError:
+        return None
+    if status.state == "running" and is_silent(status, time.time() if now is None else now):
+        return "lost"
+    return "stopped" if status.state == "finished" and status.step < steps else status.state
+
+
+def is_silent(status: Status, now: float) -> bool:
+    """Whether a running run has not written for longer than a few of its steps take."""
+    return now - status.written_at > max(STALE_AFTER_S, 10 * (status.step_seconds or 0.0))
+
+
 def describe(run_folder: Path, status: Status, now: float) -> str:
     """The status in a few lines: what the run does and when it will end."""
     age_s = now - status.written_at
     state = status.state
-    slow_s = max(STALE_AFTER_S, 10 * (status.step_seconds or 0.0))
-    if state == "running" and age_s > slow_s:
+    if state == "running" and is_silent(status, now):
         state = f"silent for {duration(age_s)}: killed, or in a long evaluation or save"
     lines = [f"{run_folder}: {state}" + (f" ({status.reason})" if status.reason else "")]
     share = 100 * status.step / status.steps
@@ -86,9 +104,7 @@ def describe(run_folder: Path, status: Status, now: float) -> str:
     elif status.state == "preempted":
         lines.append("  go on with  the same command and --resume auto")
     elif status.state == "stopped":
-        lines.append(
-            "  go on with  the same command, a later --stop_at_step or none, --resume auto"
-        )
+        lines.append("  go on with  the same command, a later --stop_at_step or none")
     return "\n".join(lines)
 
 
