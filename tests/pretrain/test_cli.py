@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.cli import config_from_yaml, config_to_yaml, parse_train
+from pretrain.cli import Start, config_from_yaml, config_to_yaml, parse_train
 from pretrain.config import BatchConfig
 
 ROOT = Path(__file__).parents[2]
@@ -24,12 +24,12 @@ def _refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_flag_wins_over_the_recipe() -> None:
     config, start = parse_train(["--config", DEBUG, "--optimizer.lr", "1e-4", "--resume", "auto"])
     assert (config.optimizer.lr, config.model.num_layers) == (1e-4, 2)
-    assert start == ("auto", None)
+    assert start == Start(resume="auto")
 
 
 def test_weights_to_begin_with_are_named_by_a_flag() -> None:
     _, start = parse_train(["--config", DEBUG, "--init-from", "runs/other"])
-    assert start == (None, "runs/other")
+    assert start == Start(init_from="runs/other")
 
 
 def test_a_recipe_inherits_from_the_one_it_names(tmp_path: Path) -> None:
