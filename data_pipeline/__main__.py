@@ -1,4 +1,4 @@
-"""python -m data_pipeline prepare | import-megatron | train-tokenizer | inspect | verify | ..."""
+"""python -m data_pipeline prepare | prepare-slice | merge | inspect | verify | stats | ..."""
 
 import json
 import logging
@@ -15,6 +15,8 @@ from data_pipeline.cli import parse
 from data_pipeline.reading.documents import ReadSettings
 
 if TYPE_CHECKING:
+    from data_pipeline.preparing.request import PrepareSettings
+    from data_pipeline.storage.manifest import Manifest
     from data_pipeline.storage.shards import Shards
 
 
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
     except KeyboardInterrupt:
         left = "nothing was finished."
-        if arguments.command == "prepare":
+        if arguments.command.startswith("prepare"):
             left = "finished slices are kept: the same command goes on behind them."
         sys.stderr.write(f"data_pipeline: interrupted, {left}\n")
         return 130
@@ -46,12 +48,11 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _prepare(options: Namespace) -> int:
-    from data_pipeline.preparing.prepare import AlreadyPrepared, PrepareSettings, prepare
-    from data_pipeline.stats import table
+def _prepare_settings(options: Namespace) -> "PrepareSettings":
+    from data_pipeline.preparing.request import PrepareSettings
     from data_pipeline.tokenizing.special import parse_aliases
 
-    settings = PrepareSettings(
+    return PrepareSettings(
         input=options.input,
         tokenizer=options.tokenizer,
         output=options.output,
@@ -68,15 +69,67 @@ def _prepare(options: Namespace) -> int:
         licence=options.licence,
         read=_read_settings(options, options.prompt_field),
     )
+
+
+def _prepare(options: Namespace) -> int:
+    from data_pipeline.preparing.prepare import prepare
+
+    settings = _prepare_settings(options)
+    return _show_finished(options, lambda: prepare(settings, _progress_bar))
+
+
+def _merge(options: Namespace) -> int:
+    from data_pipeline.preparing.array import merge_slices
+
+    settings = _prepare_settings(options)
+    return _show_finished(options, lambda: merge_slices(settings, _progress_bar))
+
+
+def _show_finished(options: Namespace, finish: "Callable[[], Manifest]") -> int:
+    """Say what a finished folder holds, whether `finish` finishes it now or finds it so."""
+    from data_pipeline.preparing.finished import AlreadyPrepared
+    from data_pipeline.stats import table
+
     try:
-        manifest = prepare(settings, _progress_bar)
+        manifest = finish()
     except AlreadyPrepared as done:
-        sys.stderr.write(
-            f"data_pipeline: {options.output} is finished already, by the same request from the "
-            "same files. Nothing to do.\n"
-        )
+        _say_nothing_to_do(options.output)
         manifest = done.manifest
     print(table(manifest))
+    return 0
+
+
+def _say_nothing_to_do(output: str) -> None:
+    sys.stderr.write(
+        f"data_pipeline: {output} is finished already, by the same request from the "
+        "same files. Nothing to do.\n"
+    )
+
+
+def _prepare_slice(options: Namespace) -> int:
+    from data_pipeline.preparing.array import prepare_share
+    from data_pipeline.preparing.finished import AlreadyPrepared
+
+    settings = _prepare_settings(options)
+    try:
+        share = prepare_share(settings, options.task, options.of, _progress_bar)
+    except AlreadyPrepared:
+        _say_nothing_to_do(options.output)
+        return 0
+    print(f"task {options.task} of {options.of}: {share}")
+    return 0
+
+
+def _slices(options: Namespace) -> int:
+    from data_pipeline.preparing.array import survey
+
+    found = survey(_prepare_settings(options), options.of)
+    if options.json:
+        print(json.dumps(found.counts()))
+    elif options.tasks:
+        print(found.tasks_left)
+    else:
+        print(found)
     return 0
 
 
@@ -232,6 +285,9 @@ def _progress_bar(total_bytes: int | None) -> Iterator[Callable[[int], object]]:
 
 _RUN = {
     "prepare": _prepare,
+    "slices": _slices,
+    "prepare-slice": _prepare_slice,
+    "merge": _merge,
     "import-megatron": _import_megatron,
     "train-tokenizer": _train_tokenizer,
     "inspect": _inspect,

@@ -78,6 +78,27 @@ def _prepare(parser: ArgumentParser) -> None:
     option("--licence", type=str, default=None, help="licence of the text, kept in the manifest")
 
 
+def _slices(parser: ArgumentParser) -> None:
+    """Say how many slices prepare-slice has to do, and which tasks of an array have some left."""
+    _prepare(parser)
+    option = parser.add_argument
+    option("--of", type=int, default=None, metavar="N", help=_NUM_TASKS)
+    option("--tasks", action="store_true", help="print only these tasks, as for sbatch --array")
+    option("--json", action="store_true", help="print one JSON object")
+
+
+def _prepare_slice(parser: ArgumentParser) -> None:
+    """Prepare the slices of one task of a job array; options as of prepare, the same in each."""
+    _prepare(parser)
+    parser.add_argument("--task", type=int, required=True, metavar="I", help="0..N-1: which task")
+    parser.add_argument("--of", type=int, required=True, metavar="N", help=_OF)
+
+
+def _merge(parser: ArgumentParser) -> None:
+    """Merge the slices of all tasks, each of which must be finished; options as of prepare."""
+    _prepare(parser)
+
+
 def _import_megatron(parser: ArgumentParser) -> None:
     """Turn indexed datasets of Megatron-LM (.bin and .idx) into a folder of shards."""
     option = parser.add_argument
@@ -172,15 +193,22 @@ def _input_options(parser: ArgumentParser) -> None:
 
 _COMMANDS = {
     "prepare": _prepare,
+    "slices": _slices,
+    "prepare-slice": _prepare_slice,
+    "merge": _merge,
     "import-megatron": _import_megatron,
     "train-tokenizer": _train_tokenizer,
     "inspect": _inspect,
     "verify": _verify,
     "stats": _stats,
 }
+_NAMES = ["--input=unnamed", "--tokenizer=unnamed", "--output=unnamed"]
 _WITH_CONFIG = {  # commands with --config, and stand-ins for what a file may leave out
-    "prepare": ["--input=unnamed", "--tokenizer=unnamed", "--output=unnamed"],
-    "import-megatron": ["--input=unnamed", "--tokenizer=unnamed", "--output=unnamed"],
+    "prepare": _NAMES,
+    "slices": _NAMES,
+    "prepare-slice": [*_NAMES, "--task=0", "--of=1"],
+    "merge": _NAMES,
+    "import-megatron": _NAMES,
     "train-tokenizer": ["--input=unnamed", "--output=unnamed", "--vocab-size=1000"],
 }
 _INPUT = (
@@ -202,6 +230,8 @@ _ON_ERROR = "lines, rows and files that cannot be used: an error, or left out an
 _MAX_SKIPPED = "with --on-error skip: the most that may be left out"
 _WORKERS = "processes at work (default: one for each CPU)"
 _SLICE_BYTES = "bytes of input that are one piece of work, kept once finished"
+_OF = "tasks among which the slices are dealt: task I prepares slices I, I + N, I + 2N, ..."
+_NUM_TASKS = "tasks of the array (default: one a slice, at most 1,001)"
 _COVERAGE = "share of the characters that get a piece, the others become bytes"
 _DOCUMENT = "what one document of a .txt file is"
 _KIND = "blank everything this way (default: as --blanks says)"

@@ -16,6 +16,7 @@ from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import SliceRecord, blocks, finished_slice
 from data_pipeline.preparing.request import Request
 from data_pipeline.preparing.sharding import SplitWriters
+from data_pipeline.preparing.slices import in_ranges
 from data_pipeline.reading.unusable import check_skipped
 from data_pipeline.storage.manifest import Manifest, write_manifest
 from data_pipeline.storage.stored import StoredDocuments
@@ -31,7 +32,7 @@ def merge(
     on_bytes: told the bytes of the parts, then of the input, as they are read: `merged_bytes`.
     Raises ValueError if a slice is not finished or damaged, or if nothing is left to train on.
     """
-    records = _finished(request, work.slices)
+    records = finished_records(request, work.slices)
     folder = work.begin()
     repeats = None
     if request.settings.dedup == "exact":
@@ -55,13 +56,14 @@ def merged_bytes(request: Request, records: list[SliceRecord]) -> int:
     return sum(r.size_bytes for r in records) + bytes_read_again(request)
 
 
-def _finished(request: Request, folder: Path) -> list[SliceRecord]:
+def finished_records(request: Request, folder: Path) -> list[SliceRecord]:
+    """The records of all slices. Raises ValueError, naming them, where some are not finished."""
     found = [finished_slice(folder, s.fingerprint) for s in request.slices]
     records = [record for record in found if record]
-    if missing := [str(number) for number, record in enumerate(found) if not record]:
+    if missing := [number for number, record in enumerate(found) if record is None]:
         raise ValueError(
-            f"{len(missing)} of {len(found)} slices are not finished (number "
-            f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}). Prepare them first."
+            f"{len(missing):,} of {len(found):,} slices are not finished: number "
+            f"{in_ranges(missing, 10)}. Prepare them first."
         )
     check_skipped(total(r.unusable for r in records), request.settings.max_skipped)
     return records

@@ -34,26 +34,26 @@ class OutputFolder:
         self.partial = self.final.with_name(f".{self.final.name}.partial")
         self.slices = self.partial / "slices"
         self._shards = self.partial / "shards"
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         self._is_complete = False
 
     def __enter__(self) -> "OutputFolder":
         check_free(self.final)
         self.partial.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.partial, self.final, self._is_shared)
+        self._lock = _locked(self.partial, self.final, self.is_shared)
         if self.final.exists() and any(self.final.iterdir()):
             self._leave()
             raise ValueError(
                 f"another process has just written --output {self.final}. Choose another name."
             )
-        if not self._is_shared:
+        if not self.is_shared:
             self._clear()
         self.slices.mkdir(exist_ok=True)
         return self
 
     def __exit__(self, *error: object) -> None:
         has_slices = any(self.slices.glob("*.json"))
-        if not self._is_shared and (self._is_complete or not has_slices):
+        if not self.is_shared and (self._is_complete or not has_slices):
             self._leave()
         else:
             os.close(self._lock)

@@ -12,7 +12,7 @@ bytes of the large files; where its lines begin and end is found out by who read
 import codecs
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -71,6 +71,19 @@ def plan_slices(
     if together:
         slices.append(tuple(together))
     return slices
+
+
+def in_ranges(numbers: Iterable[int], most: int | None = None) -> str:
+    """Rising numbers in few words: 0, 1, 2, 5, 7, 8 -> "0-2,5,7-8".
+
+    most: ranges that are named; "..." stands for the others.
+    """
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        first = ranges.pop()[0] if ranges and ranges[-1][1] == number - 1 else number
+        ranges.append((first, number))
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:most]]
+    return ",".join(words if len(words) == len(ranges) else [*words, "..."])
 
 
 def read_piece(

@@ -80,7 +80,7 @@ def test_slices_by_hand_in_any_order_and_a_merge_give_the_same_bytes(settings, t
         for number in reversed(range(1, len(request.slices))):
             prepare_slice(request, number, work.slices)
     with OutputFolder(tmp_path / "by hand") as work:
-        with pytest.raises(ValueError, match=r"1 of \d+ slices are not finished \(number 0\)"):
+        with pytest.raises(ValueError, match=r"1 of \d+ slices are not finished: number 0\."):
             merge(request, work)
         prepare_slice(request, 0, work.slices)
         merge(request, work)
