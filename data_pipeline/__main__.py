@@ -49,6 +49,7 @@ def _fail(message: str) -> int:
 
 
 def _prepare_settings(options: Namespace) -> "PrepareSettings":
+    from data_pipeline.preparing.length_limits import LengthLimits
     from data_pipeline.preparing.request import PrepareSettings
     from data_pipeline.tokenizing.special import parse_aliases
 
@@ -65,6 +66,13 @@ def _prepare_settings(options: Namespace) -> "PrepareSettings":
         workers=options.workers,
         slice_bytes=options.slice_bytes,
         aliases=parse_aliases(options.alias),
+        encoder_tokenizer=options.encoder_tokenizer,
+        encoder_aliases=parse_aliases(options.encoder_alias, "--encoder-alias"),
+        lengths=LengthLimits(
+            min_words=options.min_words,
+            max_words=options.max_words,
+            max_tokens=options.max_tokens,
+        ),
         source=options.source,
         licence=options.licence,
         read=_read_settings(options, options.prompt_field),

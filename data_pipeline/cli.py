@@ -70,6 +70,10 @@ def _prepare(parser: ArgumentParser) -> None:
     option("--shard-tokens", type=int, default=None, metavar="N", help=_SHARD_TOKENS)
     option("--mix", type=int, default=1, metavar="N", help=_MIX)
     option("--dedup", choices=["none", "exact"], default="none", help=_DEDUP)
+    option("--encoder-tokenizer", default=None, metavar="FILE|FOLDER", help=_ENCODER)
+    option("--encoder-alias", action="append", default=[], metavar="NAME=NAME", help=_ENCODER_ALIAS)
+    for name, about in _LENGTHS.items():
+        option(name, type=int, default=None, metavar="N", help=about)
     option("--workers", type=int, default=None, metavar="N", help=_WORKERS)
     option("--slice-bytes", type=int, default=64 << 20, metavar="N", help=_SLICE_BYTES)
     option(
@@ -223,6 +227,13 @@ _TOKENIZER = "sentencepiece model, or local folder of a transformers tokenizer"
 _OUTPUT = "folder to make; one that is there must be empty, or finished by the same request"
 _VALIDATION = "share of the documents kept for validation, chosen by the hash of their text"
 _ALIAS = "two specials with one id, as pad=eos; may be repeated"
+_ENCODER = "second tokenizer: shards then hold every document in its ids too, for an encoder"
+_ENCODER_ALIAS = "as --alias, of --encoder-tokenizer"
+_LENGTHS = {
+    "--min-words": "leave out documents of fewer words (parts between white space), counted",
+    "--max-words": "leave out documents of more words, counted",
+    "--max-tokens": "leave out documents of more tokens under either tokenizer, counted",
+}
 _SHARD_TOKENS = "tokens after which a shard is closed (default: token files of 256 MiB)"
 _MIX = "write N shards side by side, documents dealt to them by the hash of their text"
 _DEDUP = "exact: leave out documents whose text and prompt an earlier one has"

@@ -8,6 +8,7 @@ from data_pipeline.storage.manifest import Manifest, SplitEntry
 
 def counts(manifest: Manifest) -> dict[str, Any]:
     """Documents, tokens, shards, what was skipped, in all and for each split; JSON-able."""
+    encoder = manifest.encoder
     return {
         "documents": manifest.documents,
         "tokens": manifest.tokens,
@@ -24,6 +25,15 @@ def counts(manifest: Manifest) -> dict[str, Any]:
         "licence": manifest.licence,
         "inputs": len(manifest.sources),
         "size_bytes": sum(f.size_bytes for f in manifest.files()),
+        "encoder": encoder
+        and {
+            "tokens": encoder.tokens,
+            "vocab_size": encoder.vocab_size,
+            "dtype": encoder.dtype,
+            "special": encoder.special.by_name(),
+            "tokenizer_fingerprint": encoder.tokenizer_fingerprint,
+            "longest_tokens": encoder.longest_tokens,
+        },
     }
 
 
@@ -41,6 +51,12 @@ def table(manifest: Manifest) -> str:
         for row in rows
     ]
     lines.append(f"vocabulary {manifest.vocab_size:,} ids, stored as {manifest.dtype}")
+    if (encoder := manifest.encoder) is not None:
+        longest = " and ".join(f"{n:,}" for n in map(max, zip(*encoder.longest_tokens.values())))
+        lines.append(
+            f"encoder: {encoder.tokens:,} tokens, vocabulary {encoder.vocab_size:,} ids, stored as "
+            f"{encoder.dtype}; longest document {longest} tokens"
+        )
     lines.append(f"skipped: {describe_counts(manifest.skipped)}")
     if manifest.cleaned:
         lines.append(f"cleaned: {describe_counts(manifest.cleaned)}")

@@ -1,7 +1,9 @@
 """A folder that is there already: made by this request, or an error that says what differs."""
 
+from dataclasses import asdict
 from pathlib import Path
 
+from data_pipeline.preparing.length_limits import LengthLimits
 from data_pipeline.preparing.request import Request
 from data_pipeline.preparing.slices import opened
 from data_pipeline.reading.byte_stream import size_and_hash
@@ -9,8 +11,8 @@ from data_pipeline.reading.file_kinds import Source
 from data_pipeline.reading.saved_dataset import size_and_hash_of_data
 from data_pipeline.storage.manifest import MANIFEST_FILE, Manifest, SourceEntry, read_manifest
 
-# What folders have that are older than an option.
-_BEFORE = {"mix": 1, "dedup": "none", "on_error": "stop"}
+# What folders have that are older than an option, or in which it is not set.
+_BEFORE = {"mix": 1, "dedup": "none", "on_error": "stop"} | asdict(LengthLimits())
 
 
 class AlreadyPrepared(Exception):
@@ -29,11 +31,18 @@ def refuse_finished(output: Path, request: Request, *, reads_files: bool = True)
     if not (output / MANIFEST_FILE).exists():
         return
     manifest = read_manifest(output)
-    asked = request.settings.recorded()
+    asked = _BEFORE | request.settings.recorded()
     made = _BEFORE | manifest.settings
     changed = [name for name in asked if asked[name] != made.get(name)]
     if request.tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         changed.append("tokenizer")
+    encoder, made_with = request.encoder_tokenizer, manifest.encoder
+    fingerprints = (
+        encoder and encoder.fingerprint,
+        made_with and made_with.tokenizer_fingerprint,
+    )
+    if fingerprints[0] != fingerprints[1]:
+        changed.append("encoder tokenizer")
     if (request.settings.source, request.settings.licence) != (manifest.source, manifest.licence):
         changed.append("source or licence")
     if not changed:

@@ -123,7 +123,7 @@ def _write(
     on_bytes: Callable[[int], object],
 ) -> Manifest:
     dtype = dtype_of_ids(tokenizer.vocab_size)
-    written = SplitWriters(folder, dtype, settings)
+    written = SplitWriters(folder, [dtype], settings)
     reader = IndexedReader(tokenizer, end_id, settings.retokenize == "check")
     entries: list[SourceEntry] = []
     for one in files:
@@ -133,7 +133,7 @@ def _write(
             documents += len(stored)
         entries += [_source(one.tokens_path, documents, on_bytes), _source(one.index_path, 0)]
     tokenizer.save(folder / TOKENIZER_FOLDER)
-    splits = split_entries(written, dtype, tokenizer.fingerprint)
+    splits = split_entries(written.close(), dtype, tokenizer.fingerprint)
     if not splits["train"].documents:
         raise ValueError("no document is left to train on. Choose a smaller --validation.")
     _report(reader)

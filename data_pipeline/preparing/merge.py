@@ -37,7 +37,7 @@ def merge(
     repeats = None
     if request.settings.dedup == "exact":
         repeats = _find_repeats(request, records, work)
-    splits = SplitWriters(folder, request.dtype, request.settings)
+    splits = SplitWriters(folder, request.dtypes, request.settings)
     first = 0
     for stored in _documents(request, records, work.slices, on_bytes):
         stop = first + len(stored)
@@ -75,7 +75,7 @@ def _find_repeats(
     identities = (
         identity_N2
         for record in records
-        for _, identity_N2 in blocks(work.slices, record, request.dtype)
+        for _, identity_N2 in blocks(work.slices, record, *request.dtypes)
     )
     num_documents = sum(r.documents for r in records)
     return find_repeats(identities, num_documents, work.scratch("sorting"))
@@ -88,6 +88,6 @@ def _documents(
     on_bytes: Callable[[int], object],
 ) -> Iterator[StoredDocuments]:
     for record in records:
-        for stored, _ in blocks(folder, record, request.dtype):
+        for stored, _ in blocks(folder, record, *request.dtypes):
             yield stored
         on_bytes(record.size_bytes)

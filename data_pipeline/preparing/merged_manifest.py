@@ -12,20 +12,23 @@ from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import PieceRecord, SliceRecord, remove_slice
 from data_pipeline.preparing.prepare_slice import counted
 from data_pipeline.preparing.request import PrepareSettings, Request
-from data_pipeline.preparing.sharding import SplitWriters
+from data_pipeline.preparing.sharding import SplitWriters, dtype_of_ids
 from data_pipeline.preparing.slices import opened
 from data_pipeline.reading.byte_stream import CHUNK_BYTES, size_and_hash
 from data_pipeline.reading.file_kinds import Source
 from data_pipeline.storage.manifest import (
+    ENCODER_TOKENIZER_FOLDER,
     FORMAT,
     TOKENIZER_FOLDER,
+    EncoderEntry,
     FileEntry,
     Manifest,
+    ShardEntry,
     SourceEntry,
     SplitEntry,
     split_fingerprint,
 )
-from data_pipeline.storage.shard_writer import ShardWriter
+from data_pipeline.tokenizing.tokenizer import Tokenizer
 
 
 def build_manifest(
@@ -44,12 +47,17 @@ def build_manifest(
     Raises ValueError if no document is there to train on, or an input is not what was read.
     """
     request.tokenizer.save(folder / TOKENIZER_FOLDER)
+    second = request.encoder_tokenizer
+    if second is not None:
+        second.save(folder / ENCODER_TOKENIZER_FOLDER)
     sources = tuple(_source_entries(request, records, repeats, work.slices, on_bytes))
     settings, tokenizer = request.settings, request.tokenizer
     skipped = total([request.skipped, *(c for r in records for c in (r.skipped, r.unusable))])
     if repeats is not None:
         skipped["duplicate"] = int(repeats.sum())
-    splits = split_entries(written, request.dtype, tokenizer.fingerprint)
+    shards = written.close()
+    encoder = _encoder_entry(second, written, folder) if second else None
+    splits = split_entries(shards, request.dtype, tokenizer.fingerprint, encoder)
     _refuse_empty(splits, settings, skipped)
     return Manifest(
         format=FORMAT,
@@ -66,6 +74,22 @@ def build_manifest(
         skipped=counted(skipped),
         cleaned=counted(total([r.cleaned for r in records])),
         splits=splits,
+        encoder=encoder,
+    )
+
+
+def _encoder_entry(tokenizer: Tokenizer, written: SplitWriters, folder: Path) -> EncoderEntry:
+    """What the manifest says of the second stream, whose shards are closed."""
+    writers = written.writers.items()
+    return EncoderEntry(
+        dtype=dtype_of_ids(tokenizer.vocab_size),
+        vocab_size=tokenizer.vocab_size,
+        special=tokenizer.special,
+        aliases=tokenizer.aliases,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        tokenizer_files=file_entries(folder / ENCODER_TOKENIZER_FOLDER),
+        shards={name: writer.encoder_shards for name, writer in writers},
+        longest_tokens={n: (w.longest_tokens[0], w.longest_tokens[1]) for n, w in writers},
     )
 
 
@@ -83,23 +107,25 @@ def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def split_entries(
-    written: SplitWriters, dtype: str, tokenizer_fingerprint: str
+    shards: Mapping[str, tuple[ShardEntry, ...]],
+    dtype: str,
+    tokenizer: str,
+    encoder: EncoderEntry | None = None,
 ) -> dict[str, SplitEntry]:
-    """Close the shards of both splits, and give what the manifest says of them."""
-    return {
-        name: _split_entry(writer, dtype, tokenizer_fingerprint)
-        for name, writer in written.writers.items()
-    }
+    """What the manifest says of the splits with these shards.
 
-
-def _split_entry(writer: ShardWriter, dtype: str, tokenizer_fingerprint: str) -> SplitEntry:
-    shards = writer.close()
-    return SplitEntry(
-        documents=sum(s.documents for s in shards),
-        tokens=sum(s.tokens for s in shards),
-        fingerprint=split_fingerprint(dtype, tokenizer_fingerprint, shards),
-        shards=shards,
-    )
+    tokenizer: its fingerprint. encoder: the second stream, where there is one.
+    """
+    entries = {}
+    for name, own in shards.items():
+        second = encoder and (encoder.dtype, encoder.tokenizer_fingerprint, encoder.shards[name])
+        entries[name] = SplitEntry(
+            documents=sum(s.documents for s in own),
+            tokens=sum(s.tokens for s in own),
+            fingerprint=split_fingerprint(dtype, tokenizer, own, second),
+            shards=own,
+        )
+    return entries
 
 
 def _refuse_empty(

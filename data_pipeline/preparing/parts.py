@@ -3,17 +3,19 @@
     slices/FINGERPRINT.part     blocks of documents in their order
     slices/FINGERPRINT.json     what the part holds and left out; there means the slice is finished
 
-A block: three uint64 (documents N, tokens, sentence ends), then, all little-endian, the fields of
-`_block_layout`. Both files are written under a name of their own and renamed, so that a slice that
-two processes work on at once is right whoever comes last: it depends on the input alone.
+A block: three uint64 (documents N, tokens, sentence ends), with a second stream two more (its
+tokens and sentence ends), then, all little-endian, the fields of `_block_layout`. Both files are
+written under a name of their own and renamed, so that a slice that two processes work on at once is
+right whoever comes last: it depends on the input alone.
 """
 
 import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -21,7 +23,9 @@ from numpy.typing import NDArray
 
 from data_pipeline.storage.stored import StoredDocuments
 
-_HEADER_BYTES = 24
+_ENCODER = "encoder_"  # before the names of a second stream's fields
+_COUNTED_BY_DOCUMENT = ("lengths_N", "prompt_lengths_N", "num_ends_N")
+_COUNTS = (3, 5)  # numbers in front of a block of one stream, and of two
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,9 @@ class PartWriter:
         part.finish(pieces, ...)
     """
 
-    def __init__(self, folder: Path, fingerprint: str, dtype: str) -> None:
-        self._folder, self._fingerprint, self._dtype = folder, fingerprint, dtype
+    def __init__(self, folder: Path, fingerprint: str, *dtypes: str) -> None:
+        """dtypes: of the ids of each stream."""
+        self._folder, self._fingerprint, self._dtypes = folder, fingerprint, dtypes
         self._partial = folder / f".{fingerprint}.{secrets.token_hex(4)}"
         self._hash = xxhash.xxh3_128()
         self._size_bytes = self.documents = 0
@@ -71,10 +76,17 @@ class PartWriter:
 
     def add(self, stored: StoredDocuments, identity_N2: NDArray[np.uint64]) -> None:
         """Append documents as one block."""
-        counts = (len(stored), len(stored.tokens), len(stored.sentence_ends))
+        counts = [len(stored), len(stored.tokens), len(stored.sentence_ends)]
         arrays = vars(stored) | {"identity_N2": identity_N2}
+        if len(self._dtypes) > 1:
+            second = stored.encoder
+            assert second is not None
+            counts += [len(second.tokens), len(second.sentence_ends)]
+            arrays |= {_ENCODER + name: array for name, array in vars(second).items()}
         content = [np.array(counts, "<u8").tobytes()]
-        content += [arrays[n].astype(d).tobytes() for n, d, _ in _block_layout(counts, self._dtype)]
+        content += [
+            arrays[n].astype(d).tobytes() for n, d, _ in _block_layout(counts, self._dtypes)
+        ]
         block = b"".join(content)
         self._file.write(block)
         self._hash.update(block)
@@ -139,7 +151,7 @@ def remove_slice(folder: Path, fingerprint: str) -> None:
 
 
 def blocks(
-    folder: Path, record: SliceRecord, dtype: str
+    folder: Path, record: SliceRecord, *dtypes: str
 ) -> Iterator[tuple[StoredDocuments, NDArray[np.uint64]]]:
     """The documents of a part and what tells equal ones, (N, 2), a block at a time.
 
@@ -149,12 +161,14 @@ def blocks(
     hashed, left, documents_left = xxhash.xxh3_128(), record.size_bytes, record.documents
     is_whole = False
     with part_path(folder, record.fingerprint).open("rb") as file:
+        num_counts = _COUNTS[len(dtypes) - 1]
         while left:
-            header = file.read(_HEADER_BYTES)
-            counts = np.frombuffer(header, "<u8").tolist() if len(header) == _HEADER_BYTES else []
-            layout = _block_layout(counts, dtype) if len(counts) == 3 else []
+            header = file.read(8 * num_counts)
+            is_cut_off = len(header) < 8 * num_counts
+            counts = [] if is_cut_off else np.frombuffer(header, "<u8").tolist()
+            layout = _block_layout(counts, dtypes) if counts else []
             size_bytes = sum(np.dtype(d).itemsize * length for _, d, length in layout)
-            left -= _HEADER_BYTES + size_bytes
+            left -= len(header) + size_bytes
             if not layout or left < 0:
                 break
             content = file.read(size_bytes)
@@ -163,7 +177,8 @@ def blocks(
             stored, identity_N2 = _block(content, layout)
             documents_left -= len(stored)
             # The hash is known at the end: counts that tell of other arrays must not get so far.
-            if not _adds_up(stored) or documents_left < 0:
+            streams = [stored, *([stored.encoder] if stored.encoder else [])]
+            if not all(map(_adds_up, streams)) or documents_left < 0:
                 break
             yield stored, identity_N2
         else:
@@ -176,19 +191,26 @@ def blocks(
         )
 
 
-def _block_layout(counts: Sequence[int], dtype: str) -> list[tuple[str, str, int]]:
+def _block_layout(counts: Sequence[int], dtypes: Sequence[str]) -> list[tuple[str, str, int]]:
     """The fields of a block of documents, tokens, sentence ends: name, dtype, length."""
-    documents, tokens, sentence_ends = counts
-    ids = np.dtype(dtype).newbyteorder("<").str
-    return [
+    documents, tokens, sentence_ends, *second = counts
+    ids = [np.dtype(dtype).newbyteorder("<").str for dtype in dtypes]
+    layout = [
         ("lengths_N", "<u4", documents),
         ("prompt_lengths_N", "<u4", documents),
         ("num_ends_N", "<u4", documents),
         ("text_hash_N", "<u8", documents),
         ("identity_N2", "<u8", 2 * documents),
         ("sentence_ends", "<u4", sentence_ends),
-        ("tokens", ids, tokens),
+        ("tokens", ids[0], tokens),
     ]
+    if second:
+        layout += [(f"{_ENCODER}{name}", "<u4", documents) for name in _COUNTED_BY_DOCUMENT]
+        layout += [
+            (f"{_ENCODER}sentence_ends", "<u4", second[1]),
+            (f"{_ENCODER}tokens", ids[1], second[0]),
+        ]
+    return layout
 
 
 def _block(
@@ -200,9 +222,19 @@ def _block(
         arrays[name] = np.frombuffer(content, dtype, length, start)
         start += arrays[name].nbytes
     identity_N2 = arrays.pop("identity_N2").reshape(-1, 2)
-    for name in ("lengths_N", "prompt_lengths_N", "num_ends_N", "sentence_ends"):
-        arrays[name] = arrays[name].astype(np.int64)
-    return StoredDocuments(**arrays), identity_N2
+    second = {n.removeprefix(_ENCODER): a for n, a in arrays.items() if n.startswith(_ENCODER)}
+    first = {name: array for name, array in arrays.items() if not name.startswith(_ENCODER)}
+    stored = StoredDocuments(**_wide(first))
+    if second:
+        encoder = StoredDocuments(**_wide(second), text_hash_N=stored.text_hash_N)
+        stored = replace(stored, encoder=encoder)
+    return stored, identity_N2
+
+
+def _wide(arrays: dict[str, NDArray]) -> dict[str, Any]:
+    """The same with counts of 64 bits."""
+    counts = (*_COUNTED_BY_DOCUMENT, "sentence_ends")
+    return arrays | {name: arrays[name].astype(np.int64) for name in counts}
 
 
 def _adds_up(stored: StoredDocuments) -> bool:

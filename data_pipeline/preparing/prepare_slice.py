@@ -30,11 +30,18 @@ def prepare_slice(
     work, settings = request.slices[number], request.settings
     tally = Tally(refuse=policy(settings.on_error, settings.max_skipped))
     pieces = []
-    with PartWriter(folder, work.fingerprint, request.dtype) as part:
+    with PartWriter(folder, work.fingerprint, *request.dtypes) as part:
         for piece in work.pieces:
             before = part.documents
             read = read_piece(piece, settings.read, tally, on_bytes)
-            for stored, identity_N2 in encode_documents(read, request.tokenizer, tally):
+            encoded = encode_documents(
+                read,
+                request.tokenizer,
+                tally,
+                encoder=request.encoder_tokenizer,
+                limits=settings.lengths,
+            )
+            for stored, identity_N2 in encoded:
                 part.add(stored, identity_N2)
             refuse_changed(request, piece)
             pieces.append(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from data_pipeline.preparing.length_limits import LengthLimits
 from data_pipeline.preparing.output_folder import check_named
 from data_pipeline.preparing.sharding import check_sharding, dtype_of_ids
 from data_pipeline.preparing.slices import Piece, plan_slices
@@ -51,6 +52,11 @@ class PrepareSettings:
     slice_bytes: int = 64 << 20
     """Input that is one piece of work, kept once it is finished; a whole file may be more."""
     aliases: dict[str, str] = field(default_factory=dict)
+    encoder_tokenizer: str | None = None
+    """A second tokenizer: shards then hold a second stream, the same documents in its ids."""
+    encoder_aliases: dict[str, str] = field(default_factory=dict)
+    lengths: LengthLimits = field(default_factory=LengthLimits)
+    """Documents of other lengths are left out and counted."""
     source: str | None = None
     licence: str | None = None
     read: ReadSettings = field(default_factory=ReadSettings)
@@ -58,6 +64,10 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         check_named("--output", self.output)
         check_named("--tokenizer", self.tokenizer)
+        if self.encoder_tokenizer is not None:
+            check_named("--encoder-tokenizer", self.encoder_tokenizer)
+        elif self.encoder_aliases:
+            raise ValueError("--encoder-alias has no effect without --encoder-tokenizer.")
         check_sharding(self)
         policy(self.on_error, self.max_skipped)
         for name in ("workers", "slice_bytes"):
@@ -68,13 +78,17 @@ class PrepareSettings:
         text_encoding(self.read.encoding)
 
     def recorded(self) -> dict[str, Any]:
-        """The part that decides about the bytes of the shards, as the manifest holds it."""
+        """The part that decides about the bytes of the shards, as the manifest holds it.
+
+        Limits that are not set are left out, so that a folder without any is what it always was.
+        """
         return {
             "validation": self.validation,
             "shard_tokens": self.shard_tokens,
             "mix": self.mix,
             "dedup": self.dedup,
             "on_error": self.on_error,
+            **self.lengths.set_limits(),
             **asdict(self.read),
         }
 
@@ -107,6 +121,7 @@ class Request:
 
     settings: PrepareSettings
     tokenizer: Tokenizer
+    encoder_tokenizer: Tokenizer | None
     sources: list[Source]
     skipped: Counter[str]
     """Files that were left out when the sources were looked for."""
@@ -118,6 +133,12 @@ class Request:
     def dtype(self) -> Dtype:
         """Of the ids in parts and shards."""
         return dtype_of_ids(self.tokenizer.vocab_size)
+
+    @property
+    def dtypes(self) -> list[Dtype]:
+        """Of the ids of each stream."""
+        second = self.encoder_tokenizer
+        return [self.dtype, *([dtype_of_ids(second.vocab_size)] if second else [])]
 
     @property
     def fingerprint(self) -> str:
@@ -133,16 +154,24 @@ def open_request(settings: PrepareSettings) -> Request:
     encoding = text_encoding(settings.read.encoding)
     settings = replace(settings, read=replace(settings.read, encoding=encoding))
     tokenizer = open_tokenizer(settings.tokenizer, settings.aliases or None)
+    encoder = None
+    if settings.encoder_tokenizer is not None:
+        encoder = open_tokenizer(settings.encoder_tokenizer, settings.encoder_aliases or None)
     skipped: Counter[str] = Counter()
     sources = find_sources(settings.input, skipped)
     _refuse_output_in_input(settings)
-    common = [PART_FORMAT, tokenizer.fingerprint, settings.on_error, asdict(settings.read)]
+    common: list[Any] = [PART_FORMAT, tokenizer.fingerprint, settings.on_error]
+    common.append(asdict(settings.read))
+    if limits := settings.lengths.set_limits():
+        common.append(limits)
+    if encoder is not None:
+        common.append({"encoder": encoder.fingerprint})
     versions = [_version(source) for source in sources]
     slices = [
         Slice(pieces, _hash([common, [[versions[p.number], p.begin, p.end] for p in pieces]]))
         for pieces in plan_slices(sources, settings.read, settings.slice_bytes)
     ]
-    return Request(settings, tokenizer, sources, skipped, versions, slices)
+    return Request(settings, tokenizer, encoder, sources, skipped, versions, slices)
 
 
 def _refuse_output_in_input(settings: PrepareSettings) -> None:

@@ -1,12 +1,13 @@
 """How documents are dealt to shards, for prepare and import-megatron alike."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from data_pipeline.preparing.encode import is_validation
-from data_pipeline.storage.manifest import SPLITS, Dtype
+from data_pipeline.storage.manifest import SPLITS, Dtype, ShardEntry
 from data_pipeline.storage.shard_writer import ShardWriter
 from data_pipeline.storage.stored import StoredDocuments
 
@@ -51,11 +52,13 @@ def dtype_of_ids(vocab_size: int) -> Dtype:
 class SplitWriters:
     """The shards of both splits inside `folder`."""
 
-    def __init__(self, folder: Path, dtype: Dtype, settings: Sharding) -> None:
+    def __init__(self, folder: Path, dtypes: Sequence[Dtype], settings: Sharding) -> None:
+        """dtypes: of the ids of each stream; the first one's tokens close a shard."""
         self._validation = settings.validation
-        shard_tokens = settings.shard_tokens or _SHARD_BYTES // np.dtype(dtype).itemsize
+        shard_tokens = settings.shard_tokens or _SHARD_BYTES // np.dtype(dtypes[0]).itemsize
         self.writers = {
-            name: ShardWriter(folder, name, dtype, shard_tokens, settings.mix) for name in SPLITS
+            name: ShardWriter(folder, name, dtypes[0], shard_tokens, settings.mix, *dtypes[1:])
+            for name in SPLITS
         }
 
     def add(self, stored: StoredDocuments) -> None:
@@ -63,3 +66,7 @@ class SplitWriters:
         held_out_N = is_validation(stored.text_hash_N, self._validation)
         self.writers["train"].add(stored.take(~held_out_N))
         self.writers["validation"].add(stored.take(held_out_N))
+
+    def close(self) -> dict[str, tuple[ShardEntry, ...]]:
+        """The finished shards of each split; those of a second stream are in the writers."""
+        return {name: writer.close() for name, writer in self.writers.items()}

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.preparing.length_limits import LengthLimits
 from data_pipeline.preparing.prepare_slice import prepare_slice
 from data_pipeline.preparing.request import PrepareSettings, Request, open_request
 from data_pipeline.reading.documents import ReadSettings
@@ -51,7 +52,8 @@ def _listen(connection: Connection, orders: "queue.SimpleQueue[dict[str, Any]]")
 def _open(order: dict[str, Any]) -> Request:
     settings = order["settings"]
     read = ReadSettings(**settings.pop("read"))
-    request = open_request(PrepareSettings(**settings, read=read))
+    lengths = LengthLimits(**settings.pop("lengths"))
+    request = open_request(PrepareSettings(**settings, read=read, lengths=lengths))
     if request.fingerprint != order["fingerprint"]:
         raise ValueError(
             "the input files changed while prepare began. Run the same command again when they "

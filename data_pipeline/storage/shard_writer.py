@@ -6,6 +6,8 @@ series several shards are open, and the hash of its text decides into which a do
 
     documents  a b c d e f g     one series    00000 = a b c d   00001 = e f g
                                  two series    00000 = a c d g   00001 = b e f
+
+Documents with a second stream (StoredDocuments.encoder) get NAME.encoder.tokens and its index too.
 """
 
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ _INDEX_FIELDS = {  # array of the index: field of the documents, whether it is a
     "prompt_lengths": ("prompt_lengths_N", False),
     "sentence_ends": ("sentence_ends", False),
 }
+SUFFIXES = ("", ".encoder")  # of the files of each stream
 _MAX_DOCUMENTS = 4_000_000  # bounds the index in memory where documents are tiny
 
 
@@ -39,18 +42,32 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, split: str, dtype: str, shard_tokens: int, series: int = 1
+        self,
+        folder: Path,
+        split: str,
+        dtype: str,
+        shard_tokens: int,
+        series: int = 1,
+        encoder_dtype: str | None = None,
     ) -> None:
+        """encoder_dtype: of the second stream that all documents must then have; None: none has."""
         self._folder, self._split = folder, split
-        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._dtypes = [dtype] if encoder_dtype is None else [dtype, encoder_dtype]
         self._shard_tokens = shard_tokens
         self._open: list[_OpenShard | None] = [None] * series
         self._num_begun = self._num_documents = 0
-        self._entries: dict[int, ShardEntry] = {}  # by the number of the first document
+        # By the number of the first document; of each stream.
+        self._entries: dict[int, tuple[ShardEntry, ...]] = {}
+        self.encoder_shards: tuple[ShardEntry, ...] = ()
+        self.longest_tokens = [0] * len(self._dtypes)  # of a document, in each stream
         (folder / split).mkdir(parents=True)
 
     def add(self, documents: StoredDocuments) -> None:
         """Append documents, those of each series in their order."""
+        for stream, stored in enumerate((documents, documents.encoder)):
+            if stored is not None:
+                longest = int(stored.lengths_N.max(initial=0))
+                self.longest_tokens[stream] = max(self.longest_tokens[stream], longest)
         num_series = len(self._open)
         numbers_N = np.arange(self._num_documents, self._num_documents + len(documents))
         self._num_documents += len(documents)
@@ -66,17 +83,24 @@ class ShardWriter:
             self._add(series, ordered.part(start, stop), numbers_N[start:stop])
 
     def close(self) -> tuple[ShardEntry, ...]:
-        """Finish the open shards and give the entries of all, in the order of their numbers."""
+        """Finish the open shards and give the entries of all, in the order of their numbers.
+
+        Those of the second stream are then in `encoder_shards`.
+        """
         for series in range(len(self._open)):
             self._finish(series)
-        return tuple(
-            self._numbered(number, self._entries[first])
-            for number, first in enumerate(sorted(self._entries))
-        )
+        streams = [
+            tuple(
+                self._numbered(f"{self._split}/{number:05d}{suffix}", self._entries[first][stream])
+                for number, first in enumerate(sorted(self._entries))
+            )
+            for stream, suffix in enumerate(SUFFIXES[: len(self._dtypes)])
+        ]
+        self.encoder_shards = streams[-1] if len(streams) > 1 else ()
+        return streams[0]
 
-    def _numbered(self, number: int, entry: ShardEntry) -> ShardEntry:
+    def _numbered(self, name: str, entry: ShardEntry) -> ShardEntry:
         """The same shard under the name of its place."""
-        name = f"{self._split}/{number:05d}"
         renamed = {}
         for kind, file in (("tokens", entry.tokens_file), ("index", entry.index_file)):
             renamed[f"{kind}_file"] = replace(file, path=f"{name}.{kind}")
@@ -98,7 +122,7 @@ class ShardWriter:
 
     def _begin(self, series: int, first: int) -> "_OpenShard":
         name = f"{self._split}/begun-{self._num_begun:05d}"
-        shard = _OpenShard(self._folder, name, self._dtype, first)
+        shard = _OpenShard(self._folder, name, self._dtypes, first)
         self._open[series] = shard
         self._num_begun += 1
         return shard
@@ -110,10 +134,33 @@ class ShardWriter:
 
 
 class _OpenShard:
-    """One shard that is being written: NAME.tokens grows, NAME.index is written at the end."""
+    """One shard that is being written, each of its streams in files of its own."""
 
-    def __init__(self, folder: Path, name: str, dtype: np.dtype, first: int) -> None:
-        self.name, self.first = name, first
+    def __init__(self, folder: Path, name: str, dtypes: list[str], first: int) -> None:
+        self.first = first
+        self.num_documents = self.num_tokens = 0  # tokens of the first stream
+        self._streams = [
+            _OpenStream(folder, name + suffix, np.dtype(dtype).newbyteorder("<"))
+            for dtype, suffix in zip(dtypes, SUFFIXES)
+        ]
+
+    def append(self, documents: StoredDocuments) -> None:
+        streams = (documents, documents.encoder)
+        for stream, stored in zip(self._streams, streams):
+            assert stored is not None, "documents without a second stream"
+            stream.append(stored)
+        self.num_documents += len(documents)
+        self.num_tokens += len(documents.tokens)
+
+    def finish(self) -> tuple[ShardEntry, ...]:
+        return tuple(stream.finish() for stream in self._streams)
+
+
+class _OpenStream:
+    """NAME.tokens grows, NAME.index is written at the end."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype) -> None:
+        self.name = name
         self.num_documents = self.num_tokens = 0
         self._folder, self._dtype = folder, dtype
         self._file = (folder / f"{name}.tokens").open("xb")

@@ -11,7 +11,7 @@ naming the file (damage.py), found where they are read.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,9 @@ from data_pipeline.storage.damage import (
     size_problem,
 )
 from data_pipeline.storage.manifest import (
+    ENCODER_TOKENIZER_FOLDER,
     TOKENIZER_FOLDER,
+    EncoderEntry,
     Manifest,
     SplitEntry,
     read_manifest,
@@ -43,9 +45,16 @@ class Split:
     """A memory-mapped view of all shards of one split; document numbers run over the shards."""
 
     def __init__(
-        self, folder: Path, name: str, entry: SplitEntry, dtype: str, vocab_size: int
+        self,
+        folder: Path,
+        name: str,
+        entry: SplitEntry,
+        dtype: str,
+        vocab_size: int,
+        encoder: "Split | None" = None,
     ) -> None:
-        self.name = name
+        """encoder: the same documents under the second tokenizer, where the folder has one."""
+        self.name, self.encoder = name, encoder
         self.num_documents = entry.documents
         self.num_tokens = entry.tokens
         self.fingerprint = entry.fingerprint  # hex; changes when any shard of the split changes
@@ -57,7 +66,8 @@ class Split:
 
     def __reduce__(self) -> tuple[Callable[..., "Split"], tuple[object, ...]]:
         """Travels to other processes as a path; the files are mapped again there."""
-        return Split, (self._folder, self.name, self._entry, self._dtype, self._vocab_size)
+        own = (self._folder, self.name, self._entry, self._dtype, self._vocab_size)
+        return Split, (*own, self.encoder)
 
     def lengths(self, document_N: ArrayLike) -> NDArray[np.int64]:
         """Stored tokens of N documents, the prompt included, (N,)."""
@@ -191,21 +201,34 @@ class Shards:
     def vocab_size(self) -> int:
         return self.manifest.vocab_size
 
+    @property
+    def encoder(self) -> EncoderEntry | None:
+        """What the manifest says of the second stream, where the folder has one."""
+        return self.manifest.encoder
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the shards were made with. Raises ValueError if its files were changed."""
-        for file in self.manifest.tokenizer_files:  # before a library tries to make sense of them
-            if problem := file_problem(self.folder, file):
-                raise ValueError(f"{problem}. Prepare the data again, or copy it again.")
-        tokenizer = open_tokenizer(self.folder / TOKENIZER_FOLDER)
-        found = (tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.special)
-        if found != (self.manifest.tokenizer_fingerprint, self.vocab_size, self.special):
-            raise ValueError(
-                f"{self.folder / TOKENIZER_FOLDER} is not the tokenizer these shards were made "
-                f"with: its fingerprint is {tokenizer.fingerprint} and its vocabulary "
-                f"{tokenizer.vocab_size} ids, not {self.manifest.tokenizer_fingerprint} and "
-                f"{self.vocab_size}."
-            )
-        return tokenizer
+        return _tokenizer_of(self.manifest, self.folder, TOKENIZER_FOLDER)
+
+    def encoder_tokenizer(self) -> Tokenizer:
+        """The same of the second stream, which must be there."""
+        assert self.encoder is not None
+        return _tokenizer_of(self.encoder, self.folder, ENCODER_TOKENIZER_FOLDER)
+
+
+def _tokenizer_of(stated: Manifest | EncoderEntry, folder: Path, name: str) -> Tokenizer:
+    for file in stated.tokenizer_files:  # before a library tries to make sense of them
+        if problem := file_problem(folder, file):
+            raise ValueError(f"{problem}. Prepare the data again, or copy it again.")
+    tokenizer = open_tokenizer(folder / name)
+    found = (tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.special)
+    if found != (stated.tokenizer_fingerprint, stated.vocab_size, stated.special):
+        raise ValueError(
+            f"{folder / name} is not the tokenizer these shards were made with: its fingerprint is "
+            f"{tokenizer.fingerprint} and its vocabulary {tokenizer.vocab_size} ids, not "
+            f"{stated.tokenizer_fingerprint} and {stated.vocab_size}."
+        )
+    return tokenizer
 
 
 def open_shards(folder: str | Path) -> Shards:
@@ -215,30 +238,42 @@ def open_shards(folder: str | Path) -> Shards:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    itemsize = np.dtype(manifest.dtype).itemsize
-    for shard in (s for split in manifest.splits.values() for s in split.shards):
+    for shard, stream in manifest.streams():
         stated = (shard.tokens_file.size_bytes, shard.index_file.size_bytes)
         index = index_size_bytes(shard.documents, shard.sentence_ends)
-        if stated != (shard.tokens * itemsize, index):
+        if stated != (shard.tokens * np.dtype(stream.dtype).itemsize, index):
             raise ValueError(f"{folder}: sizes of {shard.tokens_file.path} contradict its counts.")
     problems = [p for p in (size_problem(folder, f) for f in manifest.files()) if p]
     if problems:
         more = f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""
         raise ValueError(f"{problems[0]}{more}. Prepare the data again, or copy it again.")
-    splits = {
-        name: Split(folder, name, split, manifest.dtype, manifest.vocab_size)
-        for name, split in manifest.splits.items()
-    }
+    splits = {name: _split(folder, name, manifest) for name in manifest.splits}
     return Shards(folder=folder, manifest=manifest, splits=splits)
+
+
+def _split(folder: Path, name: str, manifest: Manifest) -> Split:
+    split, encoder, second = manifest.splits[name], manifest.encoder, None
+    if encoder is not None:
+        shards = encoder.shards[name]
+        tokens = sum(s.tokens for s in shards)
+        same = replace(split, tokens=tokens, shards=shards)
+        second = Split(folder, name, same, encoder.dtype, encoder.vocab_size)
+    return Split(folder, name, split, manifest.dtype, manifest.vocab_size, second)
 
 
 def check_one_tokenizer(opened: Sequence[Shards]) -> None:
     """Raises ValueError naming folders that were prepared with another tokenizer than the first."""
     for shards in opened:
-        theirs, first = (s.manifest.tokenizer_fingerprint for s in (shards, opened[0]))
+        theirs, first = (_fingerprints(s.manifest) for s in (shards, opened[0]))
         if theirs != first:
             raise ValueError(
                 f"{shards.folder} was prepared with another tokenizer than {opened[0].folder} "
-                f"(fingerprints {theirs} and {first}): the same ids would mean other words. "
-                "Prepare all corpora of a run with one tokenizer."
+                f"(fingerprints {' and '.join(theirs)}, not {' and '.join(first)}): the same ids "
+                "would mean other words. Prepare all corpora of a run with the same tokenizers."
             )
+
+
+def _fingerprints(manifest: Manifest) -> list[str]:
+    """Of the tokenizer, and of that of a second stream."""
+    encoder = manifest.encoder
+    return [manifest.tokenizer_fingerprint, *([encoder.tokenizer_fingerprint] if encoder else [])]

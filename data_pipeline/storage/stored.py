@@ -13,6 +13,8 @@ class StoredDocuments:
     """N documents end to end: document i owns lengths_N[i] tokens and num_ends_N[i] sentence ends.
 
     A document is its prompt, then its text. Sentence ends are token counts from its first token.
+    encoder: the same documents under a second tokenizer, where shards hold two streams; whatever
+    is done to the documents is done to both.
     """
 
     tokens: NDArray[np.int32]
@@ -21,6 +23,7 @@ class StoredDocuments:
     sentence_ends: NDArray[np.int64]
     num_ends_N: NDArray[np.int64]
     text_hash_N: NDArray[np.uint64]
+    encoder: "StoredDocuments | None" = None
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -44,6 +47,7 @@ class StoredDocuments:
             sentence_ends=self.sentence_ends[ragged.spread(first_end_N, num_ends_N)],
             num_ends_N=num_ends_N,
             text_hash_N=self.text_hash_N[index_N],
+            encoder=self.encoder and self.encoder.reordered(index_N),
         )
 
     def part(self, start: int, stop: int) -> "StoredDocuments":
@@ -57,16 +61,18 @@ class StoredDocuments:
             sentence_ends=self.sentence_ends[ends],
             num_ends_N=self.num_ends_N[start:stop],
             text_hash_N=self.text_hash_N[start:stop],
+            encoder=self.encoder and self.encoder.part(start, stop),
         )
 
     def narrowed(self) -> "StoredDocuments":
-        """The same with counts of 32 bits and without the hashes: what waits for its index."""
+        """One stream with counts of 32 bits and without the hashes: what waits for its index."""
         names = ("lengths_N", "prompt_lengths_N", "sentence_ends", "num_ends_N")
         arrays = {name: getattr(self, name).astype(np.uint32) for name in names}
         return StoredDocuments(tokens=self.tokens, text_hash_N=self.text_hash_N[:0], **arrays)
 
     def with_prompts(self, prompts: list[NDArray[np.int32]]) -> "StoredDocuments":
-        """The same documents, so far without prompts, each behind its own, whose end is an end."""
+        """One stream of the same documents, so far without prompts, each behind its own, whose end
+        is an end."""
         added_N = np.array([len(p) for p in prompts], np.int64)
         starts_N = np.cumsum(self.lengths_N) - self.lengths_N
         first_end_N = np.cumsum(self.num_ends_N) - self.num_ends_N

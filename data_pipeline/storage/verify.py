@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.storage.damage import file_problem
-from data_pipeline.storage.manifest import Manifest, ShardEntry
+from data_pipeline.storage.manifest import EncoderEntry, Manifest, ShardEntry
 from data_pipeline.storage.shard_files import MappedShard, map_shard
 from data_pipeline.storage.shards import Shards
 from data_pipeline.watch import Watch, unwatched
@@ -18,10 +18,10 @@ def verify(folder: Path, manifest: Manifest, watch: Watch = unwatched) -> list[s
     end at the totals, ids lie inside the vocabulary.
     """
     found = _file_problems(folder, manifest, watch)
-    for shard in (s for split in manifest.splits.values() for s in split.shards):
+    for shard, stream in manifest.streams():
         if found[shard.tokens_file.path] or found[shard.index_file.path]:
             continue
-        found[shard.index_file.path] = _shard_problem(folder, shard, manifest)
+        found[shard.index_file.path] = _shard_problem(folder, shard, stream)
     return [problem for problem in found.values() if problem]
 
 
@@ -47,12 +47,12 @@ def _file_problems(folder: Path, manifest: Manifest, watch: Watch) -> dict[str, 
         return {file.path: file_problem(folder, file, on_bytes) for file in files}
 
 
-def _shard_problem(folder: Path, entry: ShardEntry, manifest: Manifest) -> str | None:
+def _shard_problem(folder: Path, entry: ShardEntry, stream: Manifest | EncoderEntry) -> str | None:
     try:
-        shard = map_shard(folder, entry, manifest.dtype)
+        shard = map_shard(folder, entry, stream.dtype)
     except ValueError as error:
         return str(error)
-    reason = _inconsistency(shard, entry, manifest.vocab_size)
+    reason = _inconsistency(shard, entry, stream.vocab_size)
     return f"{folder / entry.index_file.path}: {reason}" if reason else None
 
 

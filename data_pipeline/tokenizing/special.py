@@ -82,15 +82,15 @@ class SpecialIds:
         return asdict(self)
 
 
-def parse_aliases(pairs: list[str]) -> dict[str, str]:
+def parse_aliases(pairs: list[str], option: str = "--alias") -> dict[str, str]:
     """["pad=eos"] -> {"pad": "eos"}. Raises ValueError on another form or a name twice."""
     aliases: dict[str, str] = {}
     for pair in pairs:
         name, equals, target = pair.partition("=")
         if not equals or not name or not target:
-            raise ValueError(f"--alias must have the form NAME=NAME, as in pad=eos, got {pair!r}.")
+            raise ValueError(f"{option} must have the form NAME=NAME, as in pad=eos, got {pair!r}.")
         if name in aliases:
-            raise ValueError(f"--alias names {name!r} twice. Give each special one alias.")
+            raise ValueError(f"{option} names {name!r} twice. Give each special one alias.")
         aliases[name] = target
     return aliases
 
