@@ -1,15 +1,24 @@
 # shellcheck shell=bash
-# A training under SLURM: what a task of srun is, and what the batch script does around it.
+# A training under SLURM: what a task of srun is, and what the batch script does around the ranks.
 #
-# The batch script starts itself again with srun, one task for each rank, and waits. SLURM signals it SRUN_SIGNAL
-# before the time limit (--signal=B:USR1@120 in the head of each script): the ranks save and leave with 85, and the
-# job goes back into the queue under its number. On its return it goes on from the newest checkpoint.
+# The batch script starts itself again with srun, one task for each rank, and waits. SLURM signals it before the time
+# limit (--signal=B:USR1@120 in the head of each script): the ranks save and leave with 85, and the job goes back into
+# the queue under its number, as after a crash. On its return it goes on from the newest checkpoint. A run that has
+# crashed MAX_CRASHES times without a new one stays out.
+#
+# In an array, %A and %a in ARGS stand for its number and the task's, so that each task has a run of its own: --name
+# glm_%A_%a --seed %a. Tasks that all name one run are a chain, one after another (--array=1-20%1): each goes on where
+# the last one saved, and once the run is done the others end at once with 0.
 #
 #   SRUN_ARGS     more flags of srun, such as "--container-image=/images/torch.sqsh --cpu-bind=none"
-#
-# Of USR1 and TERM only the first may reach srun: at TERM it kills its tasks.
+#   MAX_CRASHES   3
 
 saved=85 # exit code of a run that saved itself and wants to be started again
+asked='' # whether the batch script was asked to stop, by USR1 or Ctrl-C
+ended='' # whether SLURM ends the job, by TERM
+srun_pid=''
+asker=''
+crashes=0
 
 is_slurm_task() { # the shells that salloc and srun --pty give have step numbers from 4294967290 on
   [[ -n "${SLURM_STEP_ID:-}" ]] && ((SLURM_STEP_ID < 4294967290))
@@ -63,66 +72,157 @@ else:
 }
 
 batch() { # SCRIPT ARGS...: never returns
-  local script=$1 folder step last rc=0
+  local script=$1 resume='' chain='' step last reason folder rc=0
   shift
-  progress "$@"
-  if ((${SLURM_RESTART_COUNT:-0} > 0)); then
-    say "job $(job_name) is started again (restart $SLURM_RESTART_COUNT), step $step of $last is saved in $folder"
-    if ((step >= last)); then
-      exit 0
-    fi
-    set -- "$@" --resume auto
+  trap 'asked=yes; ask' USR1 INT
+  trap 'ended=yes; ask' TERM
+  if [[ -n "${SLURM_ARRAY_JOB_ID:-}" && ! "$*" =~ --(sweep|(name|runs)[= ][^ ]*%a) ]]; then
+    chain=yes
   fi
-  srun_ranks "$script" "$@" || rc=$?
-  progress "$@"
-  case $rc in
-    0 | 2) exit "$rc" ;; # done, or the user's mistake
-    "$saved") say "the ranks saved step $step of $last" ;;
-  esac
-  [[ "$rc" == "$saved" ]] || exit "$rc"
+  fill_in_numbers "$@"
+  progress
+  [[ -z "$chain" ]] || check_chain
+  if ((${SLURM_RESTART_COUNT:-0} > 0)); then
+    say "job $(job_name) is started again (restart $SLURM_RESTART_COUNT)"
+    resume=yes
+  fi
+  if [[ -n "$resume$chain" ]] || has_flag --sweep "$@"; then
+    if ((step >= last)); then
+      say "$folder: step $step of $last is saved, nothing left to do"
+      exit 0
+    elif ((step > 0)); then
+      go_on_from_newest
+    fi
+  fi
+  srun_ranks "$script" "${arguments[@]}" || rc=$?
+  after_ranks "$rc"
+}
+
+after_ranks() { # EXIT_CODE: never returns
+  local rc=$1 before=$step
+  ((rc != 0 && rc != 2)) || exit "$rc" # done, or the user's mistake
+  if [[ -n "$ended" ]]; then           # scancel, the time limit, or preemption after which SLURM requeues by itself
+    say "SLURM has ended this job; the ranks left with $rc"
+    exit "$rc"
+  fi
+  progress
+  if [[ "$rc" == "$saved" ]]; then
+    say "$folder: stopped by $reason, step $step of $last is saved"
+    [[ "$reason" != "the file STOP" ]] || give_up "$rc" "a run that was stopped so is not started again"
+  else
+    ((step > before)) || note_crash
+    say "$folder: the ranks ended with $rc, step $step of $last is saved, crashes without a new checkpoint: $crashes"
+    ((crashes < ${MAX_CRASHES:-3})) || give_up "$rc" "crashed $crashes times at step $step (MAX_CRASHES)"
+  fi
+  [[ -z "$chain" ]] || next_of_chain "$rc"
   requeue "$rc"
 }
 
-progress() { # ARGS...: sets folder, step, last of the run that they name
+fill_in_numbers() { # ARGS...: sets arguments, %A and %a filled in
+  arguments=("$@")
+  if [[ -n "${SLURM_ARRAY_JOB_ID:-}" ]]; then
+    arguments=("${arguments[@]//%A/$SLURM_ARRAY_JOB_ID}")
+    arguments=("${arguments[@]//%a/$SLURM_ARRAY_TASK_ID}")
+  fi
+}
+
+progress() { # sets step, last, reason and folder of the run that arguments name
   local said
-  said=$("$PYTHON" -P -m pretrain progress "$@") || exit
-  IFS=$'\t' read -r step last folder <<<"$said"
+  said=$("$PYTHON" -P -m pretrain progress "${arguments[@]}") || exit
+  IFS=$'\t' read -r step last reason folder <<<"$said"
+}
+
+check_chain() { # leaves with 2 where tasks of one run would not wait for each other
+  local said
+  said=$(scontrol show job "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID")
+  if [[ "$said" == *ArrayTaskThrottle=1[[:space:]]* ]]; then
+    return
+  fi
+  if ((SLURM_ARRAY_TASK_COUNT > 1)); then
+    say "all $SLURM_ARRAY_TASK_COUNT tasks of this array would train $folder. One after another: --array=...%1." \
+      "Each its own: %a in --name, or a --sweep."
+    exit 2
+  fi
+  chain=''
+}
+
+go_on_from_newest() { # in arguments, instead of the way in which the run began
+  local kept=() skip='' argument
+  for argument in "${arguments[@]}"; do
+    if [[ -n "$skip" ]]; then
+      skip=''
+    elif [[ "$argument" == --resume || "$argument" == --init-from ]]; then
+      skip=yes
+    elif [[ "$argument" != --resume=* && "$argument" != --init-from=* ]]; then
+      kept+=("$argument")
+    fi
+  done
+  arguments=("${kept[@]}" --resume auto)
+}
+
+note_crash() { # sets crashes, of this job (of all tasks of a chain) since step
+  local of=${chain:+$SLURM_ARRAY_JOB_ID} job at count
+  of=${of:-$(job_name)}
+  mkdir -p "$folder"
+  if ! read -r job at count 2>/dev/null <"$folder/crashes.txt" || [[ "$job $at" != "$of $step" ]]; then
+    count=0
+  fi
+  crashes=$((count + 1))
+  echo "$of $step $crashes" >"$folder/crashes.txt"
+}
+
+next_of_chain() { # EXIT_CODE: leave the rest to the next task; never returns
+  if ((SLURM_ARRAY_TASK_ID < SLURM_ARRAY_TASK_MAX)); then
+    say "the next task of the chain goes on"
+    [[ "$1" != "$saved" ]] || exit 0
+  else
+    say "this was the last task of the chain. Submit it again to go on"
+  fi
+  exit "$1"
+}
+
+give_up() { # EXIT_CODE WHY: never returns
+  say "$folder: $2"
+  [[ -z "$chain" ]] || scancel --state=PENDING "$SLURM_ARRAY_JOB_ID"
+  exit "$1"
 }
 
 srun_ranks() { # SCRIPT ARGS...: gives the exit code of the ranks; a signal to this shell asks them to save
-  local pid asker='' rc=0 again=0 first
-  first=$(address_of_first_node "$SLURM_JOB_NODELIST")
+  local rc=0 again=0 more=() flags=(--input=none --kill-on-bad-exit=0 --wait=60)
+  MASTER_ADDR=$(address_of_first_node "$SLURM_JOB_NODELIST")
   MASTER_PORT=$(free_port_from "$(port_of_step 0)")
-  export MASTER_ADDR=$first MASTER_PORT RENDEZVOUS_OF=$SLURM_JOB_ID
-  local flags=(--input=none --kill-on-bad-exit=0 --wait=60)
+  export MASTER_ADDR MASTER_PORT RENDEZVOUS_OF=$SLURM_JOB_ID
   if [[ -n "${SLURM_CPUS_PER_TASK:-}" ]]; then # sbatch has it, and srun no longer takes it from there
     flags+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
   fi
-  local more=()
   read -r -a more <<<"${SRUN_ARGS:-}"
   srun "${flags[@]}" "${more[@]}" "$@" &
-  pid=$!
-  trap : USR1 TERM INT
-  while rc=0 && { wait "$pid" || rc=$?; } && kill -0 "$pid" 2>/dev/null; do
-    if [[ -z "$asker" ]]; then # again and again, since a rank that has just begun does not listen yet
-      say "asked to stop: the ranks save"
-      while kill -USR1 "$pid" 2>/dev/null; do sleep 10; done &
-      asker=$!
-    fi
+  srun_pid=$!
+  [[ -z "$asked$ended" ]] || ask
+  while rc=0 && { wait "$srun_pid" || rc=$?; } && kill -0 "$srun_pid" 2>/dev/null; do
+    : # a signal ended the wait
   done
-  wait "$pid" || again=$?
+  wait "$srun_pid" || again=$?
   ((again == 127)) || rc=$again # 127: `wait` has told the exit code already
   [[ -z "$asker" ]] || kill "$asker"
   return "$rc"
 }
 
+ask() { # the ranks, through srun: again and again, since a rank that has just begun does not listen yet
+  if [[ -n "$srun_pid" && -z "$asker" ]]; then
+    say "the ranks are asked to save and stop"
+    while kill -USR1 "$srun_pid" 2>/dev/null; do sleep 10; done &
+    asker=$!
+  fi
+}
+
 requeue() { # EXIT_CODE: back into the queue, where SLURM lets us; never returns
   local name
   name=$(job_name)
+  trap - USR1 TERM INT
   if scontrol requeue "$name"; then
     say "job $name goes back into the queue"
-    sleep 300 & # SLURM ends this script
-    wait
+    sleep 300 # SLURM ends this script
   fi
   say "SLURM does not requeue job $name. Submit it again, with --resume auto"
   exit "$1"
