@@ -236,4 +236,10 @@ job_name() { # array tasks are requeued singly
   fi
 }
 
+data_pipeline() { # ROOT ARGS...: a task without ranks
+  export PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH}
+  PYTHON=$(interpreter "$1")
+  exec "$PYTHON" -P -m data_pipeline "${@:2}"
+}
+
 say() { echo "launch: $*" >&2; }
