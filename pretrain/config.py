@@ -14,7 +14,7 @@ from pretrain.data_config import DataConfig
 from pretrain.latent_config import AdaVaeConfig, GlmVaeConfig, OptimusConfig
 from pretrain.models.shape import BackboneShape
 from pretrain.optimizer_config import OptimizerConfig, ScheduleConfig, SpikesConfig
-from pretrain.trains import Trains
+from pretrain.trains import Trains, UnfreezingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,11 @@ class Config:
     """What is learned."""
     trains: Trains = "all"
     """What learns: all; parts: what objectives add to the backbone (adapters, heads, an encoder);
-    parts_and_norms: that and the backbone's LayerNorms (AdaVAE)."""
+    adapters: that and the backbone's LayerNorms (AdaVAE); head_only: what lies between encoder and
+    decoder; k_layers: parts and the last unfreezing.layers of the backbone; lora, prefix: parts and
+    what model.lora_rank or model.prefix_slots add to attention."""
+    unfreezing: UnfreezingConfig = field(default_factory=UnfreezingConfig)
+    """When halves of the model begin to learn."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -256,10 +260,22 @@ class Config:
 
     def _check_adapters(self) -> None:
         adavae, added = self.objectives.adavae, set(self.objectives.chosen) - {"glm"}
-        if self.trains != "all" and not added:
+        nothing = self.trains in ("parts", "adapters", "head_only") and not added
+        sizes = {"lora": "lora_rank", "prefix": "prefix_slots"}
+        if size := sizes.get(self.trains):
+            nothing = not getattr(self.model, size)
+        if nothing:
             raise ValueError(
-                f"trains: {self.trains} leaves nothing to learn, since no objective adds anything "
-                "to the backbone. Choose one with a latent space, or trains: all."
+                f"trains: {self.trains} leaves nothing to learn, since "
+                + (f"model.{size} is 0." if size else "no objective adds anything to the backbone.")
+                + " Choose "
+                + (f"model.{size} above 0" if size else "one with a latent space")
+                + ", or trains: all."
+            )
+        if self.trains == "k_layers" and self.unfreezing.layers > self.model.num_layers:
+            raise ValueError(
+                f"unfreezing.layers must be at most model.num_layers = {self.model.num_layers}, "
+                f"got {self.unfreezing.layers}."
             )
         if adavae.weight == 0:
             return
@@ -270,6 +286,13 @@ class Config:
                 "objectives.adavae.encoder_layers must be at most model.num_layers = "
                 f"{self.model.num_layers}, got {adavae.encoder_layers}."
             )
+
+    @property
+    def shared_layers(self) -> int:
+        """Layers of the backbone that encode texts: the others decode alone, or all of it does."""
+        if self.objectives.glm_vae.weight > 0:
+            return self.model.num_layers
+        return self.objectives.adavae.encoder_layers if self.objectives.adavae.weight > 0 else 0
 
     def _check_sentinels(self, name: str) -> None:
         if getattr(self.objectives, name).blanks.span_marks != "sentinels":

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from deepspeed.utils import set_z3_leaf_modules  # noqa: E402
 
 from pretrain.deepspeed_settings import offloads, stage  # noqa: E402
 from pretrain.optimizer_config import OptimizerConfig  # noqa: E402
+from pretrain.pausing import Pauses  # noqa: E402
 from pretrain.world import World  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -63,10 +64,13 @@ class Engine:
         settings: dict[str, Any],
         world: World,
         first_weights: Callable[[str], torch.Tensor | None] | None = None,
+        group_of: Callable[[str], str] = lambda name: "all",
         gathered_whole: Sequence[type[nn.Module]] = (),
     ) -> None:
         """first_weights(name): called on rank 0 alone, the weights to begin with; None leaves them
         as make_model drew them, and so are the rows of a table behind those that it gives.
+
+        group_of(name): what `learn` lets begin later than others, or pause.
 
         gathered_whole: modules whose parameters stage 3 gathers and releases together, in one
         collective and under one pair of hooks, instead of part by part.
@@ -91,10 +95,20 @@ class Engine:
         if self.stage == 3 and gathered_whole:
             set_z3_leaf_modules(model, list(gathered_whole))
         self.module: nn.Module = model
-        self.deepspeed = deepspeed.initialize(
-            model=model, optimizer=_adamw(model, decays, optimizer), config=settings
-        )[0]
+        names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.pauses = Pauses({name: group_of(name) for name in names})
+        self.pauses.hook_gradients(model)
+        inner = _adamw(model, decays, self.pauses.group_of, optimizer)
+        self.deepspeed = deepspeed.initialize(model=model, optimizer=inner, config=settings)[0]
+        self.pauses.hook_steps(inner)
         _use_timeout(world.timeout_s)
+
+    def learn(self, groups: frozenset[str]) -> bool:
+        """Let the next updates move the parameters of these groups alone (pausing.py); whether that
+        is a change."""
+        moves = groups & self.pauses.groups
+        is_other, self.pauses.moves = moves != self.pauses.moves, moves
+        return is_other
 
     @torch.no_grad()
     def _begin_with(self, model: nn.Module, weight: Callable[[str], torch.Tensor | None]) -> None:
@@ -273,17 +287,27 @@ def _use_timeout(seconds: float) -> None:
 
 
 def _adamw(
-    model: nn.Module, decays: Callable[[str, nn.Parameter], bool], config: OptimizerConfig
+    model: nn.Module,
+    decays: Callable[[str, nn.Parameter], bool],
+    group_of: Mapping[str, str],
+    config: OptimizerConfig,
 ) -> torch.optim.AdamW:
-    """AdamW in two groups: with weight decay and without. The type must be exactly AdamW for
-    DeepSpeed."""
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for n, p in named if decays(n, p)], "weight_decay": config.weight_decay},
-        {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0},
-    ]
+    """AdamW over each group twice: with weight decay and without. The type must be exactly AdamW
+    for DeepSpeed."""
+    parameters: dict[tuple[str, bool], list[nn.Parameter]] = {
+        (group, decayed): []
+        for group in sorted(set(group_of.values()))
+        for decayed in (True, False)
+    }
+    for name, parameter in model.named_parameters():
+        if name in group_of:
+            parameters[group_of[name], decays(name, parameter)].append(parameter)
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
+        [
+            {"params": p, "weight_decay": config.weight_decay if decayed else 0.0, "name": group}
+            for (group, decayed), p in parameters.items()
+            if p
+        ],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,

@@ -18,8 +18,11 @@ from pretrain.convert_transformers import Imported, read_folder
 from pretrain.models.shape import BackboneShape
 
 TABLES = ("embedding.token_table", "embedding.position_table")
-# Of a shape, what may differ: it changes no weight, or only the rows of a table.
-_FREE = ("dropout_prob", "attention_dropout_prob", "init_std", "max_positions")
+# Of a shape, what may differ: it changes no weight that is read, or only the rows of a table.
+_FREE = (
+    *("dropout_prob", "attention_dropout_prob", "init_std", "max_positions"),
+    *("lora_rank", "prefix_slots"),  # begin as they are drawn
+)
 
 
 class _Import(NamedTuple):

@@ -15,6 +15,7 @@ from pretrain.checkpoint_files import Manifest
 from pretrain.cli import flat
 from pretrain.config import Config
 from pretrain.models.shape import BackboneShape
+from pretrain.trains import UnfreezingConfig
 
 
 def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
             "vocab_size": vocab_size,
             "source_tokens": config.data.packing.source_tokens,
             "trains": config.trains,
+            **{f"unfreezing.{k}": v for k, v in vars(config.unfreezing).items()},
             **flat(latents),
             **{k: v for k, v in flat(encoders).items() if not k.endswith("_prob")},
         },
@@ -81,6 +83,7 @@ def refusal(
     """Why the run must not go on from `found`, as one line; None where it may."""
     # A checkpoint that was written before a setting of the shape existed has its default.
     defaults = {**vars(BackboneShape()), "trains": "all"}
+    defaults |= {f"unfreezing.{k}": v for k, v in vars(UnfreezingConfig()).items()}
     model = _differences(manifest.state.get("model"), wanted["model"], defaults)
     if model:
         return f"{found} holds another model: {model}. Use the recipe of that run."

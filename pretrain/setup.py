@@ -30,7 +30,7 @@ from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.run_folder import RunFolder
-from pretrain.trains import freeze, in_words
+from pretrain.trains import TrainsPolicy, in_words
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Setup:
     step: int
     positions: dict[str, Place]  # where each objective's stream goes on
     judge: Judge
+    policy: TrainsPolicy
 
     @property
     def shards(self) -> Shards:
@@ -77,6 +78,10 @@ def set_up(
     }
     vocab_size = padded_vocabulary(max(t.vocab_size for t in transforms.values()))
     settings = _deepspeed_settings(config, world)
+    policy = TrainsPolicy(
+        config.trains, config.unfreezing,
+        num_layers=config.model.num_layers, shared_layers=config.shared_layers,
+    )  # fmt: skip
 
     def make_model() -> ObjectiveModel:
         parts = parts_of(
@@ -84,20 +89,20 @@ def set_up(
             source_tokens=packing.source_tokens, seed=config.seed,
         )  # fmt: skip
         model = ObjectiveModel(make_backbone(config, vocab_size), parts)
-        freeze(model, config.trains)
+        policy.freeze(model)
         return model
 
     engine = Engine(
         make_model, decays=decays, optimizer=config.optimizer, settings=settings, world=world,
         first_weights=first_weights(config, shards, folder, start, world, make_model, found),
-        gathered_whole=_gathered_whole(objectives),
+        group_of=policy.group, gathered_whole=_gathered_whole(objectives),
     )  # fmt: skip
     if config.memory.compile == "layers":
         compile_layers(engine.module, world.device, config.memory)
     setup = Setup(
         config, corpora, folder, world, objectives, transforms, vocab_size, engine,
         step=0, positions={o.name: first_place(corpora.train) for o in objectives},
-        judge=Judge(config.spikes, skip_steps=config.data.skip_steps),
+        judge=Judge(config.spikes, skip_steps=config.data.skip_steps), policy=policy,
     )  # fmt: skip
     # Rank 0 reads the first rows for it, in which there may be damage.
     world.together(lambda: announce(setup, settings) if world.leads else None)

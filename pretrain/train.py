@@ -152,6 +152,8 @@ def take_step(
     if judge.is_named(step):
         done, batches = pass_over(setup.engine, setup.objectives, streams, votes=stops.votes)
     else:
+        if setup.engine.learn(moves := setup.policy.groups_at(judge.updates)):
+            logger.info("step %d: from here on these learn: %s", step, ", ".join(sorted(moves)))
         done, batches = apply_update(
             setup.engine,
             setup.objectives,

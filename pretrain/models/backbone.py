@@ -30,7 +30,7 @@ from kernels.dispatch import embedding_2d, latent_memory_attention
 from kernels.visibility import Visibility
 from pretrain.models.adapters import Adapter
 from pretrain.models.cache import KeyValueCache, LayerCache
-from pretrain.models.parameters import Linear, normal_parameter
+from pretrain.models.parameters import Linear, LoraLinear, forked, normal_parameter
 from pretrain.models.shape import BackboneShape
 
 # Latent slots of one layer: keys (B, N, M, H, K), and values of that shape or None, where the keys
@@ -115,7 +115,16 @@ class SelfAttention(nn.Module):
         width = shape.hidden_size
         self.num_heads = shape.num_heads
         self.dropout_prob = shape.attention_dropout_prob
-        self.qkv = Linear(width, 3 * width, shape.init_std, generator)
+        self.qkv = (
+            LoraLinear(width, 3 * width, shape.init_std, generator, shape.lora_rank)
+            if shape.lora_rank
+            else Linear(width, 3 * width, shape.init_std, generator)
+        )
+        self.prefix_keys = self.prefix_values = None
+        if size := shape.prefix_slots:
+            own = forked(generator)
+            self.prefix_keys = normal_parameter(size, width, shape.init_std, own)
+            self.prefix_values = normal_parameter(size, width, shape.init_std, own)
         self.output = Linear(width, width, residual_std(shape), generator)
 
     def forward(
@@ -130,7 +139,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             k_BTHK, v_BTHK = cache.extend(k_BTHK, v_BTHK)
         dropout_prob = self.dropout_prob if self.training else 0.0
-        keys_BNMHK, values_BNMHK = (None, None) if slots is None else slots
+        keys_BNMHK, values_BNMHK = self._slots(slots, visibility)
         out_BTHK = latent_memory_attention(
             q_BTHK,
             k_BTHK,
@@ -141,6 +150,25 @@ class SelfAttention(nn.Module):
             dropout_prob=dropout_prob,
         )
         return self.output(out_BTHK.flatten(2))
+
+    def _slots(
+        self, slots: Slots | None, visibility: Visibility
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The slots of each document: those of its latent vector behind the learned prefix."""
+        if self.prefix_keys is None or self.prefix_values is None:
+            return (None, None) if slots is None else slots
+        document_BT = visibility.document
+        number = visibility.kept("documents", lambda: max(int(document_BT.max()) + 1, 1))
+        number = number if slots is None else slots[0].shape[1]
+        own_keys, own_values = (
+            table.unflatten(-1, (self.num_heads, -1)).expand(len(document_BT), number, -1, -1, -1)
+            for table in (self.prefix_keys, self.prefix_values)
+        )
+        if slots is None:
+            return own_keys, own_values
+        keys, values = slots
+        values = keys if values is None else values
+        return torch.cat((own_keys, keys), 2), torch.cat((own_values, values), 2)
 
 
 class FeedForward(nn.Module):

@@ -38,3 +38,29 @@ class Linear(nn.Module):
         # As a matrix: else zero.Init's stand-in for F.linear adds the bias in a pass of its own.
         rows = F.linear(x.flatten(0, -2), self.weight, self.bias)
         return rows.unflatten(0, x.shape[:-1])
+
+
+class LoraLinear(Linear):
+    """y = x W^T + b + (x A^T) B^T, A ~ N(0, std) with `rank` rows and B = 0 (Hu et al. 2022).
+
+    A factor that the paper has before the sum is left to the learning rate.
+    """
+
+    def __init__(
+        self, num_inputs: int, num_outputs: int, std: float, generator: torch.Generator, rank: int
+    ) -> None:
+        super().__init__(num_inputs, num_outputs, std, generator)
+        self.lora_down = normal_parameter(rank, num_inputs, std, forked(generator))
+        self.lora_up = nn.Parameter(torch.zeros(num_outputs, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = F.linear(F.linear(x.flatten(0, -2), self.lora_down), self.lora_up)
+        return super().forward(x) + added.unflatten(0, x.shape[:-1])
+
+
+def forked(generator: torch.Generator) -> torch.Generator:
+    """A generator that begins where `generator` stands, which is left there: what is drawn from it
+    changes no weight that is drawn afterwards."""
+    fork = torch.Generator()
+    fork.set_state(generator.get_state())
+    return fork

@@ -39,6 +39,13 @@ class BackboneShape:
     """Longest text in tokens that the position tables reach; by default data.packing.source_tokens.
     Larger where longer texts are trained later, as the published 1024 of a model of 512 tokens."""
 
+    lora_rank: int = 0
+    """Above 0: rank of what is added to each layer's map to queries, keys and values, 0 at first
+    (LoRA, Hu et al. 2022); to be trained with trains: lora."""
+    prefix_slots: int = 0
+    """Above 0: learned keys and values of each layer that every token sees beside those of its text
+    (prefix tuning, Li and Liang 2021); to be trained with trains: prefix."""
+
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads"):
             if getattr(self, name) < 1:
@@ -47,8 +54,9 @@ class BackboneShape:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"model.{name} must be at least 1, got {size}.")
-        if self.token_types < 0:
-            raise ValueError(f"model.token_types must be 0 or more, got {self.token_types}.")
+        for name in ("token_types", "lora_rank", "prefix_slots"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"model.{name} must be 0 or more, got {getattr(self, name)}.")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"model.num_heads must divide model.hidden_size {self.hidden_size}, "

@@ -4,7 +4,7 @@
 
 The first layers of the backbone read a text unmasked, with adapters of their own; all of its layers
 write it causally with others, beside a slot that z gives them. The backbone itself stays as it was
-pretrained, but for its LayerNorms: trains: parts_and_norms. Tu et al. 2022, section 3.
+pretrained, but for its LayerNorms: trains: adapters. Tu et al. 2022, section 3.
 """
 
 from collections.abc import Mapping

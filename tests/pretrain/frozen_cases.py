@@ -1,4 +1,5 @@
-"""A rank that saves and loads a model of which a part is not trained: see test_resume_ranks.py.
+"""A rank that saves and loads a model of which a part is not trained, or not yet: a rank of
+test_unfreezing.py.
 
 `python frozen_cases.py FOLDER`, in the environment of a rank.
 """
@@ -6,6 +7,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +19,18 @@ from pretrain.optimizer_config import OptimizerConfig
 from pretrain.retention import Retention
 from pretrain.world import World, join_world, leave_world
 
+# Which groups each update moves: the second layer begins late, and the first pauses once.
+MOVES = [["layer 0"], ["layer 0"], ["layer 0", "layer 1"], ["layer 1"], ["layer 0", "layer 1"]]
+SAVED_AFTER, LR = 2, 0.05  # before the second layer has begun
+UNFREEZING = {
+    **{f"stage{stage}": (stage, "fp32") for stage in range(4)},
+    **{f"stage{stage}_bf16": (stage, "bf16") for stage in (1, 3)},
+}
 
-def _engine(world: World, folder: Path, stage: int, seed: int) -> Engine:
+
+def _engine(
+    world: World, folder: Path, stage: int, seed: int, precision: str = "fp32", begins: bool = False
+) -> Engine:
     settings = folder / f"stage{stage}.{world.rank}.json"
     zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
     settings.write_text(json.dumps({"zero_optimization": zero}))
@@ -26,7 +38,8 @@ def _engine(world: World, folder: Path, stage: int, seed: int) -> Engine:
     def make_model() -> nn.Module:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
-        model[0].weight.requires_grad_(False)
+        if not begins:
+            model[0].weight.requires_grad_(False)
         return model
 
     return Engine(
@@ -39,14 +52,43 @@ def _engine(world: World, folder: Path, stage: int, seed: int) -> Engine:
             accumulation=1,
             world_size=world.world_size,
             gradient_clipping=1.0,
-            precision="fp32",
+            precision=precision,
         ),
         world=world,
+        group_of=lambda name: f"layer {name[0]}" if begins else "all",
     )
 
 
 def _weights(engine: Engine) -> dict[str, list]:
     return {name: tensor.tolist() for name, tensor in engine.weights()}
+
+
+def _unfrozen(world: World, folder: Path, stage: int, precision: str) -> dict[str, Any]:
+    """Weights after every update of a run, and of one that goes on from its third update."""
+    engine = _engine(world, folder, stage, 1, precision, begins=True)
+    root, weights, norms = folder / f"{stage}{precision}", [_weights(engine)], []
+    for update in range(len(MOVES)):
+        norms.append(_step(engine, update))
+        weights.append(_weights(engine))
+        if update == SAVED_AFTER - 1:
+            at = save(engine, root, update=update + 1, state={}, retention=Retention())
+    other = _engine(world, folder, stage, 2, precision, begins=True)
+    load(other, at)
+    for update in range(SAVED_AFTER, len(MOVES)):
+        _step(other, update)
+    return {"weights": weights, "norms": norms, "resumed": _weights(other)}
+
+
+def _step(engine: Engine, update: int) -> float | None:
+    engine.learn(frozenset(MOVES[update]))
+    inputs = inputs_of(update, engine.world.rank).to(engine.dtype)
+    engine.backward(engine.forward(inputs).float().square().sum())
+    return engine.end_micro_batch(LR)
+
+
+def inputs_of(update: int, rank: int) -> torch.Tensor:
+    """What a rank's micro-batch holds."""
+    return torch.randn(3, 7, generator=torch.Generator().manual_seed(100 * update + rank))
 
 
 def main(folder: Path) -> None:
@@ -64,6 +106,8 @@ def main(folder: Path) -> None:
         # Each rank reads the frozen weight for itself too, whatever rank 0 has gathered.
         loss = other.forward(torch.ones(1, 7)).sum()
         found[stage].append(world.gather(float(loss)))
+    for name, (stage, precision) in UNFREEZING.items():
+        found[name] = _unfrozen(world, folder, stage, precision)
     if world.leads:
         (folder / "found.json").write_text(json.dumps(found))
     leave_world()

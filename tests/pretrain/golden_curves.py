@@ -45,7 +45,7 @@ OBJECTIVES: dict[str, list[str]] = {
         "--objectives.adavae.elbo={report_every: 1, beta: {cycles: 2}, "
         "free_bits: {mode: total, nats: 0.01}, reduction: separate}",
         "--model.block_positions=false",
-        "--trains=parts_and_norms",
+        "--trains=adapters",
         "--optimizer.lr=0.02",
     ],
     # Alone: an encoder of BERT's shape, a decoder of GPT-2's, part of the encoder's input hidden.

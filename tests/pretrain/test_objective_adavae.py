@@ -21,7 +21,7 @@ from pretrain.objectives.adavae import AdaVae, AdaVaePart
 from pretrain.objectives.elbo import beta
 from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.trains import freeze, in_words
+from pretrain.trains import TrainsPolicy, UnfreezingConfig, in_words
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vae"
 EOS = 52
@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "psa_linear": {"pooling": "mean"},
 }
 FORWARD, GRADIENT = 2e-5, 5e-5
+POLICY = TrainsPolicy("adapters", UnfreezingConfig(), num_layers=12, shared_layers=8)
 
 pytestmark = pytest.mark.golden
 
@@ -195,7 +196,7 @@ def test_losses(number, mode, rate):
 def test_gradients():
     objective = objective_of("psa", "mask")
     model = model_of(objective, "psa")
-    freeze(model, "parts_and_norms")
+    POLICY.freeze(model)
     terms = model(objective, inputs_of(objective))
     (terms["reconstruction_loss"].sum / 21 + terms["kl_loss"].sum / 3).backward()
     part: Any = model.parts["adavae"]
@@ -258,7 +259,7 @@ def test_as_many_parameters_train_as_in_the_published_model(key, latent_size, en
         part = AdaVaePart(config, gpt2, torch.Generator())
         backbone = Backbone(gpt2, vocab_size=50257, num_positions=1024)
     model = ObjectiveModel(backbone, {"adavae": part})
-    freeze(model, "parts_and_norms")
+    POLICY.freeze(model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     assert trained == counts["trainable_final"]

@@ -87,10 +87,12 @@ ADAVAE = (
     "--objectives.glm.weight=0",
     "--objectives.adavae={weight: 1, encoder_layers: 1, adapter_size: 8, latent_size: 6}",
     "--model.block_positions=false",
-    "--trains=parts_and_norms",
+    "--trains=adapters",
+    "--unfreezing={encoder_from: 1, decoder_from: 5}",  # the latter behind the resume
 )
 LATENT_ADAVAE = {
     "adavae_reference": Case(1, 0, 8, flags=ADAVAE),
+    "adavae_two_ranks_stage1": Case(2, 1, 2, flags=ADAVAE),
     "adavae_two_ranks_stage2": Case(2, 2, 4, flags=ADAVAE),
     "adavae_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=ADAVAE),
     "adavae_broken": Case(2, 3, 4, flags=(*ADAVAE, "--stop_at_step=4")),
@@ -98,6 +100,7 @@ LATENT_ADAVAE = {
 }
 LATENT_OPTIMUS = {
     "optimus_reference": Case(1, 0, 8, flags=OPTIMUS),
+    "optimus_two_ranks_stage1": Case(2, 1, 2, flags=OPTIMUS),
     "optimus_two_ranks_stage2": Case(2, 2, 4, flags=OPTIMUS),
     "optimus_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=OPTIMUS),
     "optimus_broken": Case(2, 3, 4, flags=(*OPTIMUS, "--stop_at_step=4")),
@@ -106,6 +109,7 @@ LATENT_OPTIMUS = {
 LATENT = {
     "vae_reference": Case(1, 0, 8, flags=VAE),
     "vae_one_rank_stage3_accumulating": Case(1, 3, 2, flags=VAE),
+    "vae_two_ranks_stage1": Case(2, 1, 2, flags=VAE),
     "vae_two_ranks_stage2": Case(2, 2, 4, flags=VAE),
     "vae_two_ranks_stage3": Case(2, 3, 4, flags=VAE),
     "vae_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=VAE),

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.ranks
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 WORKER = str(Path(__file__).parent / "train_cases.py")
-FROZEN = str(Path(__file__).parent / "frozen_cases.py")
 STEPS, HALF = 8, 4
 Run = Callable[..., list[int]]
 Rows = list[dict[str, float]]
@@ -203,14 +202,6 @@ def test_the_best_and_the_last_checkpoints_stay(folder: Path, curves: dict[str, 
     best = sorted(nats, key=lambda step: (nats[step], -step))[:2]
     kept = [int(p.name[-8:]) for p in (folder / "best" / "checkpoints").glob("step-*")]
     assert sorted(kept) == sorted({STEPS, *best})
-
-
-def test_what_is_not_trained_comes_back_too(tmp_path: Path, run_ranks: Run) -> None:
-    run_ranks(2, [FROZEN, str(tmp_path)], tmp_path / "log")
-    for saved, before, loaded, losses in json.loads((tmp_path / "found.json").read_text()).values():
-        assert before != saved
-        assert loaded == saved
-        assert losses[0] == losses[1]
 
 
 def test_fewer_rows_than_ranks_never_hang(curves: dict[str, Rows]) -> None:
