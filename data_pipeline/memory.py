@@ -24,6 +24,8 @@ class MemorySplit:
     sentence_offsets: NDArray[np.int64]
     name: str = "memory"
     fingerprint: str = "memory"
+    encoder: "MemorySplit | None" = None
+    """The same documents under a second tokenizer."""
 
     @classmethod
     def from_documents(

@@ -23,6 +23,11 @@ class Split(Protocol):
         """Changes when any document changes."""
         ...
 
+    @property
+    def encoder(self) -> "Split | None":
+        """The same documents under a second tokenizer, where there is one."""
+        ...
+
     def lengths(self, document_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """Stored tokens of each document, its prompt included."""
         ...
@@ -79,6 +84,11 @@ class Transform(Protocol):
         """Ids that its rows may hold: the tokenizer's, and those that it adds."""
         ...
 
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether its rows carry the ids of the split's second stream, as sources."""
+        ...
+
     def draw(
         self,
         pieces: Pieces,
@@ -89,5 +99,6 @@ class Transform(Protocol):
         ...
 
     def build(self, tokens: NDArray[np.int32], plan: Any) -> Rows:
-        """The rows of the plan's pieces, whose stored tokens are given end to end."""
+        """The rows of the plan's pieces, whose stored tokens are given end to end; where it reads a
+        second stream, that one's behind them."""
         ...

@@ -40,6 +40,8 @@ class Pieces:
     ends_document_N: NDArray[np.bool_]  # True where the document ends here, so that eos follows
     sentence_ends: NDArray[np.int64]
     sentence_offsets_N1: NDArray[np.int64]
+    encoder_lengths_N: NDArray[np.int64] | None = None
+    """Stored tokens of each piece's whole document in the second stream, where that is read."""
 
     def __len__(self) -> int:
         return len(self.document_N)

@@ -32,6 +32,7 @@ class Documents:
     prompt_N: NDArray[np.int64]
     base_N1: NDArray[np.int64]  # window coordinates: document i is base[i] .. base[i + 1] - 1
     sentence_ends: NDArray[np.int64]  # window coordinates, ascending
+    encoder_lengths_N: NDArray[np.int64] | None = None  # in the second stream, where it is read
 
     @property
     def lengths_N(self) -> NDArray[np.int64]:
@@ -87,6 +88,7 @@ class Stretches:
         counts_N = np.searchsorted(ends, self.end_N, side="right") - first_N
         inside = ends[ragged.spread(first_N, counts_N)]
         base_N = self.documents.base_N1[self.owner_N]
+        encoder_lengths_N = self.documents.encoder_lengths_N
         return Pieces(
             document_N=self.documents.number_N[self.owner_N],
             start_N=self.begin_N - base_N,
@@ -95,15 +97,24 @@ class Stretches:
             ends_document_N=self.ends_document_N,
             sentence_ends=inside - np.repeat(self.begin_N, counts_N),
             sentence_offsets_N1=ragged.offsets(counts_N),
+            encoder_lengths_N=None
+            if encoder_lengths_N is None
+            else encoder_lengths_N[self.owner_N],
         )
 
 
-def read_documents(split: Split, number_N: NDArray[np.int64]) -> Documents:
-    """The index entries of the documents with these numbers."""
+def read_documents(
+    split: Split, number_N: NDArray[np.int64], *, reads_encoder: bool = False
+) -> Documents:
+    """The index entries of the documents with these numbers; reads_encoder: of both streams."""
     base_N1 = ragged.offsets(split.lengths(number_N))
     ends, ends_offsets_N1 = split.sentence_ends(number_N)
     ends = ends + np.repeat(base_N1[:-1], np.diff(ends_offsets_N1))
-    return Documents(number_N, split.prompt_lengths(number_N), base_N1, ends)
+    encoder_lengths_N = None
+    if reads_encoder:
+        assert split.encoder is not None
+        encoder_lengths_N = split.encoder.lengths(number_N)
+    return Documents(number_N, split.prompt_lengths(number_N), base_N1, ends, encoder_lengths_N)
 
 
 def cut_documents(documents: Documents, limits_N: NDArray[np.int64]) -> Stretches:

@@ -125,6 +125,11 @@ class WindowPlan:
             self.stretches.begin_N[chosen] - base,
             self.stretches.end_N[chosen] - base,
         )
+        if self.transform.reads_encoder:
+            second, number_N = self.split.encoder, documents.number_N[owner]
+            assert second is not None
+            stop_N = second.lengths(number_N)
+            tokens = np.append(tokens, second.tokens(number_N, np.zeros_like(stop_N), stop_N))
         rows = self.transform.build(tokens, self.plan.take(chosen))
         return pack_rows(rows, counts_B, self.row_tokens)
 
@@ -149,7 +154,7 @@ def plan_window(
     windows = num_windows(split, packing)
     assert 0 <= window < windows
     numbers = window_documents(split.num_documents, windows, seed=seed, epoch=epoch, window=window)
-    documents = read_documents(split, numbers)
+    documents = read_documents(split, numbers, reads_encoder=transform.reads_encoder)
 
     def draw(stretches: Stretches, max_row_tokens_N: NDArray[np.int64]) -> TransformPlan:
         pieces = stretches.pieces()

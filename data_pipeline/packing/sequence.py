@@ -72,6 +72,11 @@ class RowSequence:
     ) -> None:
         if not split.num_documents:
             raise ValueError("the split holds 0 documents, at least 1 is needed to make rows.")
+        if transform.reads_encoder and split.encoder is None:
+            raise ValueError(
+                "the shards hold one stream, and an encoder with a tokenizer of its own reads a "
+                "second one. Prepare them with --encoder-tokenizer."
+            )
         self.split = split
         self.transform = transform
         self.packing = packing

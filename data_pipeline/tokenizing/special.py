@@ -10,6 +10,7 @@ Two names share an id only where an alias says so.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 # The order of appending; GLM's published table (Du et al. 2022, code of 2023) has the same one.
 SPECIALS = (
@@ -80,6 +81,13 @@ class SpecialIds:
     def by_name(self) -> dict[str, int]:
         """The table {name: id} in the order of SPECIALS."""
         return asdict(self)
+
+
+class Vocabulary(NamedTuple):
+    """What a model that reads ids knows of their tokenizer."""
+
+    special: SpecialIds
+    size: int  # ids in use
 
 
 def parse_aliases(pairs: list[str], option: str = "--alias") -> dict[str, str]:

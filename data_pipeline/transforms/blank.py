@@ -29,6 +29,8 @@ class BlankTransform:
     keeps_sources: whether rows carry the texts before they were blanked, for an encoder.
     """
 
+    reads_encoder = False
+
     def __init__(
         self,
         config: BlankConfig,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import hashing, ragged
 from data_pipeline.rows import KINDS, Pieces, Rows, Sources
-from data_pipeline.tokenizing.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds, Vocabulary
 
 HIDE_DRAWS = 5 << 32  # + place of the token; see blank_draw.py and blank_build.py for the others
 HOW_DRAWS = 6 << 32
@@ -72,6 +72,8 @@ class CausalPlan:
 class CausalTransform:
     """Rows of whole texts, each token written from those before it."""
 
+    reads_encoder = False
+
     def __init__(
         self,
         special: SpecialIds,
@@ -115,7 +117,14 @@ class CausalTransform:
         weights[last_N] = 0.0
         sources = None
         if self.keeps_sources:
-            seen = self._hide(ids, is_stored, place, np.repeat(plan.keys_N, lengths_N))
+            seen = hidden_from_encoder(
+                ids,
+                is_stored,
+                place,
+                np.repeat(plan.keys_N, lengths_N),
+                vocabulary=Vocabulary(self.special, self.vocab_size),
+                ratio=self.denoise_ratio,
+            )
             sources = Sources(lengths_N, seen, plan.keys_N)
         targets = ids.copy()
         targets[:-1][weights[:-1] > 0] = ids[1:][weights[:-1] > 0]
@@ -131,22 +140,28 @@ class CausalTransform:
             sources=sources,
         )
 
-    def _hide(
-        self,
-        ids: NDArray[np.int32],
-        is_stored: NDArray[np.bool_],
-        place: NDArray[np.int64],
-        keys: NDArray[np.uint64],
-    ) -> NDArray[np.int32]:
-        """The ids with some of them hidden."""
-        seen = ids.copy()
-        if self.denoise_ratio == 0:
-            return seen
-        hidden = hashing.uniform(keys, place + HIDE_DRAWS) < self.denoise_ratio
-        at = np.flatnonzero(hidden & is_stored)
-        how = hashing.uniform(keys[at], place[at] + HOW_DRAWS)
-        others = hashing.uniform_int(keys[at], place[at] + TOKEN_DRAWS, self.vocab_size)
-        replaced = (how >= MASKED) & (how < MASKED + REPLACED)
-        seen[at[how < MASKED]] = self.special.mask
-        seen[at[replaced]] = others[replaced]
+
+def hidden_from_encoder(
+    ids: NDArray[np.int32],
+    is_stored: NDArray[np.bool_],
+    place: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    *,
+    vocabulary: Vocabulary,
+    ratio: float,
+) -> NDArray[np.int32]:
+    """The ids with a share `ratio` of those that are stored hidden.
+
+    place: of each token inside its text; keys: the hash key of its text.
+    """
+    seen = ids.copy()
+    if ratio == 0:
         return seen
+    hidden = hashing.uniform(keys, place + HIDE_DRAWS) < ratio
+    at = np.flatnonzero(hidden & is_stored)
+    how = hashing.uniform(keys[at], place[at] + HOW_DRAWS)
+    others = hashing.uniform_int(keys[at], place[at] + TOKEN_DRAWS, vocabulary.size)
+    replaced = (how >= MASKED) & (how < MASKED + REPLACED)
+    seen[at[how < MASKED]] = vocabulary.special.mask
+    seen[at[replaced]] = others[replaced]
+    return seen

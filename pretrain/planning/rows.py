@@ -140,6 +140,7 @@ class MadeUpText:
     num_documents = 4 * WINDOW_TOKENS // DOCUMENT_TOKENS
     num_tokens = num_documents * DOCUMENT_TOKENS
     fingerprint = "made-up"
+    encoder = None
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

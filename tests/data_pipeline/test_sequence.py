@@ -96,6 +96,7 @@ class SyntheticSplit:
     num_documents: int = 10**9
     num_tokens: int = 10**9 * 9
     fingerprint: str = "synthetic"
+    encoder: None = None
 
     def lengths(self, document_N):
         return 6 + document_N % 7
