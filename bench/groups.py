@@ -27,6 +27,7 @@ PARITY_TESTS = (
     "tests/pretrain/test_backbone.py",
     "tests/pretrain/test_cache.py",
     "tests/pretrain/test_objective_glm.py",
+    "tests/pretrain/test_objective_optimus.py",
     "tests/data_pipeline/test_blank_build.py",
     "tests/data_pipeline/test_plan.py",
 )
@@ -55,6 +56,10 @@ GROUPS = {
     "step_S": Group("bench.step", "step_rows", ("S",)),
     "step_B": Group("bench.step", "step_rows", ("B",)),
     "packed": Group("bench.packed", "packed_rows"),
+    "vae_S": Group("bench.vae", "vae_rows", ("S",)),
+    "vae_B": Group("bench.vae", "vae_rows", ("B",)),
+    "adavae_S": Group("bench.adavae", "adavae_rows", ("S",)),
+    "adavae_B": Group("bench.adavae", "adavae_rows", ("B",)),
     "two_ranks": Group("bench.two_ranks", "two_rank_rows", num_ranks=2),
     "decode_S": Group("bench.decoding", "decoding_rows", ("S",)),
     "decode_B": Group("bench.decoding", "decoding_rows", ("B",)),

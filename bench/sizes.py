@@ -1,5 +1,6 @@
 """The two sizes that steps and decoding are timed at, and our model and engine of that size."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,8 +53,18 @@ SIZES = {
 }
 
 
-def engine_of(size: Size, rows: int, world: World) -> Engine:
-    """Our model under DeepSpeed with the settings of ds_config.json (ZeRO stage 3), in fp32."""
+def engine_of(
+    size: Size,
+    rows: int,
+    world: World,
+    make_model: Callable[[], ObjectiveModel] | None = None,
+    *,
+    backbone_calls: int = 1,
+) -> Engine:
+    """Our model under DeepSpeed with the settings of ds_config.json (ZeRO stage 3), in fp32.
+
+    make_model: another model than the backbone alone. backbone_calls: see Objective.
+    """
     settings = complete(
         REPOSITORY / "ds_config.json",
         micro_rows=rows,
@@ -63,10 +74,10 @@ def engine_of(size: Size, rows: int, world: World) -> Engine:
         precision="fp32",
     )
     return Engine(
-        lambda: ObjectiveModel(size.backbone()),
+        make_model or (lambda: ObjectiveModel(size.backbone())),
         decays=decays,
         optimizer=OptimizerConfig(),
         settings=settings,
         world=world,
-        gathered_whole=(Layer,),
+        gathered_whole=(Layer,) if backbone_calls == 1 else (),
     )
