@@ -249,6 +249,7 @@ class Config:
                 "Leave out the texts, or set objectives.glm.weight above 0."
             )
         self._check_adapters()
+        self._check_streams()
         optimus, longest = self.objectives.optimus, self.data.packing.source_tokens
         reach = self.model.max_positions or longest
         if optimus.weight > 0 and reach < longest + optimus.first_position:
@@ -256,6 +257,17 @@ class Config:
                 "objectives.optimus.latent.injection: with a memory slot positions begin at 1, so "
                 f"model.max_positions must be at least data.packing.source_tokens + 1 = "
                 f"{longest + 1}, got {reach}."
+            )
+
+    def _check_streams(self) -> None:
+        packing, optimus = self.data.packing, self.objectives.optimus
+        if optimus.weight == 0 or optimus.tokenizers == "one":
+            return
+        if packing.cut == "fill" or packing.short_sequence_prob > 0:
+            raise ValueError(
+                "objectives.optimus.tokenizers: two: a text in two streams is never cut. Set "
+                "data.packing.cut: long and data.packing.short_sequence_prob: 0, got "
+                f"{packing.cut} and {packing.short_sequence_prob}."
             )
 
     def _check_adapters(self) -> None:

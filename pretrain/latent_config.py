@@ -147,6 +147,9 @@ class OptimusConfig:
     """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
     encoder: BackboneShape = BERT_BASE
     """Shape of the encoder."""
+    tokenizers: Literal["one", "two"] = "one"
+    """one: both halves read the same ids; two: the encoder reads those of a tokenizer of its own,
+    which the shards hold beside the decoder's (prepare --encoder-tokenizer), as published."""
     latent: LatentShape = field(
         default_factory=lambda: LatentShape(pooling="cls", injection="both")
     )
@@ -157,7 +160,7 @@ class OptimusConfig:
     """The loss."""
     encoder_from: str | None = None
     """Transformers folder of a BERT whose weights the encoder begins with, pooler included; its
-    vocabulary must be the shards'. A relative path counts from the caller's folder."""
+    vocabulary must be the encoder's. A relative path counts from the caller's folder."""
     decoder_from: str | None = None
     """Transformers folder of a GPT-2 whose weights the backbone begins with, likewise."""
     denoise_ratio: float = 0.0

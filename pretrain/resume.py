@@ -25,6 +25,8 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
     adavae = chosen.get("adavae", {})
     adapted = {k: adavae[k] for k in adavae if k not in ("weight", "elbo", "backbone_from")}
     latents |= {"objectives.adavae": adapted} if adapted else {}
+    if "optimus" in chosen:
+        latents["objectives.optimus.tokenizers"] = chosen["optimus"]["tokenizers"]
     encoders = {
         f"objectives.{n}.encoder": c["encoder"] for n, c in chosen.items() if "encoder" in c
     }
@@ -82,7 +84,7 @@ def refusal(
 ) -> str | None:
     """Why the run must not go on from `found`, as one line; None where it may."""
     # A checkpoint that was written before a setting of the shape existed has its default.
-    defaults = {**vars(BackboneShape()), "trains": "all"}
+    defaults = {**vars(BackboneShape()), "trains": "all", "objectives.optimus.tokenizers": "one"}
     defaults |= {f"unfreezing.{k}": v for k, v in vars(UnfreezingConfig()).items()}
     model = _differences(manifest.state.get("model"), wanted["model"], defaults)
     if model:

@@ -42,6 +42,11 @@ class RunFolder:
         return self.path / "tokenizer"
 
     @property
+    def encoder_tokenizer(self) -> Path:
+        """The same of an encoder that has its own."""
+        return self.path / "encoder_tokenizer"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object a line, one line a step."""
         return self.path / "metrics.jsonl"

@@ -31,6 +31,7 @@ from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.run_folder import RunFolder
 from pretrain.trains import TrainsPolicy, in_words
+from pretrain.two_tokenizers import encoder_vocabulary, reads_two
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,9 @@ def set_up(
     choose_backend(None, world.device.type)
     set_numerics(config.numerics)
 
-    shards, objectives = corpora.shards, objectives_of(config.objectives, steps=config.steps)
-    packing = config.data.packing
+    shards, packing = corpora.shards, config.data.packing
+    encoder = encoder_vocabulary(config.objectives, shards)
+    objectives = objectives_of(config.objectives, steps=config.steps, encoder=encoder)
     transforms = {
         o.name: o.transform(
             shards.special, source_tokens=packing.source_tokens, vocab_size=shards.vocab_size
@@ -129,6 +131,8 @@ def _write_folder(setup: Setup, settings: dict[str, Any], start: Start, *, is_ne
         logger.info("changed since the last start of this run: %s", change)
     setup.folder.describe(setup.config, settings)
     setup.shards.tokenizer().save(setup.folder.tokenizer)
+    if reads_two(setup.config.objectives):
+        setup.shards.encoder_tokenizer().save(setup.folder.encoder_tokenizer)
 
 
 def make_backbone(config: Config, vocab_size: int) -> Backbone:

@@ -27,6 +27,7 @@ from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, identity_of, set_up
 from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, corpus_scalars, objective_scalars
+from pretrain.two_tokenizers import check_streams
 from pretrain.update import MicroBatch, Update, apply_update, pass_over
 from pretrain.world import World, join_world, leave_world, lost_ranks_named
 
@@ -72,6 +73,7 @@ def checked_corpora(config: Config) -> Corpora:
     Raises ValueError for damage, or where they lack what the recipe needs.
     """
     corpora = open_corpora(config.data.sources)
+    check_streams(config, [corpus.shards for corpus in corpora.corpora])
     if config.checkpoints.keep_best and not corpora.held_out():
         raise ValueError(
             f"checkpoints.keep_best needs held-out text, and {corpora.folders} has none. "

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.tokenizing.special import SpecialIds
+from data_pipeline.tokenizing.special import SpecialIds, Vocabulary
 from data_pipeline.transforms.causal import CausalTransform
+from data_pipeline.transforms.two_streams import TwoStreamTransform
 from pretrain.latent_config import OptimusConfig
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent import Injected, Injector, LatentHead, Posterior
-from pretrain.models.shape import BackboneShape
+from pretrain.models.shape import BackboneShape, padded_vocabulary
 from pretrain.objectives.latent import backbone_nats, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
 
@@ -56,20 +57,25 @@ class Optimus:
     name = "optimus"
     backbone_calls = 1
 
-    def __init__(self, config: OptimusConfig) -> None:
-        self.config = config
+    def __init__(self, config: OptimusConfig, encoder: Vocabulary | None = None) -> None:
+        """encoder: what it reads, where that is another tokenizer's ids than are written."""
+        self.config, self.encoder = config, encoder
 
     def transform(
         self, special: SpecialIds, *, source_tokens: int, vocab_size: int
-    ) -> CausalTransform:
+    ) -> CausalTransform | TwoStreamTransform:
         """Texts to be written from left to right, with themselves as sources."""
-        return CausalTransform(
+        hidden = self.config.denoise_ratio
+        written = CausalTransform(
             special,
             vocab_size=vocab_size,
             first_position=self.config.first_position,
-            denoise_ratio=self.config.denoise_ratio,
-            keeps_sources=True,
+            denoise_ratio=0.0 if self.encoder else hidden,
+            keeps_sources=self.encoder is None,
         )
+        if self.encoder is None:
+            return written
+        return TwoStreamTransform(written, self.encoder, denoise_ratio=hidden)
 
     def part(
         self,
@@ -79,7 +85,9 @@ class Optimus:
         vocab_size: int,
         source_tokens: int,
     ) -> OptimusPart:
-        """An encoder over the decoder's vocabulary, and what lies between the two."""
+        """An encoder over its vocabulary, or the decoder's, and what lies between the two."""
+        if self.encoder is not None:
+            vocab_size = padded_vocabulary(self.encoder.size)
         return OptimusPart(
             self.config,
             shape,

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from data_pipeline.hashing import mix_ints
+from data_pipeline.tokenizing.special import Vocabulary
 from pretrain.config import ObjectivesConfig
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.adavae import AdaVae
@@ -16,12 +17,17 @@ from pretrain.objectives.loss import Objective
 from pretrain.objectives.optimus import Optimus
 
 
-def objectives_of(config: ObjectivesConfig, *, steps: int) -> list[Objective]:
-    """The objectives of a run of `steps` updates, in the order in which every step takes them."""
+def objectives_of(
+    config: ObjectivesConfig, *, steps: int, encoder: Vocabulary | None = None
+) -> list[Objective]:
+    """The objectives of a run of `steps` updates, in the order in which every step takes them.
+
+    encoder: of a second tokenizer, where an encoder has its own (pretrain/two_tokenizers.py).
+    """
     objectives: list[Objective] = [
         GlmObjective(config.glm.blanks, weight=config.glm.weight),
         LatentObjective(GlmVae(config.glm_vae), steps=steps),
-        LatentObjective(Optimus(config.optimus), steps=steps),
+        LatentObjective(Optimus(config.optimus, encoder), steps=steps),
         LatentObjective(AdaVae(config.adavae), steps=steps),
     ]
     return [objective for objective in objectives if objective.weight > 0]
