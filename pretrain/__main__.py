@@ -101,6 +101,12 @@ def _sweep(argv: Sequence[str]) -> None:
     sys.exit(code)
 
 
+def _compare(argv: Sequence[str]) -> None:
+    from pretrain.compare import main as compare
+
+    print(compare(argv))
+
+
 def _status(argv: Sequence[str]) -> None:
     from pretrain.status import main as status
 
@@ -119,6 +125,7 @@ VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
     "export": (_export, "write the model of a run as one folder, to be handed over"),
     "sweep": (_sweep, "the tasks of a sweep file: a recipe trained with many settings"),
+    "compare": (_compare, "runs side by side: settings that differ, losses, speed, cost, state"),
     "status": (_status, "say what a run is doing and when it will end"),
     "progress": (_progress, "say how far a run has come, to batch scripts"),
     "data": (_data, "prepare, inspect, verify and count shards (python -m data_pipeline)"),

@@ -1,6 +1,7 @@
 """Nested settings by dotted names: {"a": {"b": 1}} is {"a.b": 1}."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -13,3 +14,15 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
+
+
+def short(keys: Iterable[str]) -> dict[str, str]:
+    """The shortest end of each dotted key that no other key has."""
+    keys = list(dict.fromkeys(keys))
+    ends = Counter(end for key in keys for end in set(_ends(key)))
+    return {key: next(end for end in _ends(key) if ends[end] == 1 or end == key) for key in keys}
+
+
+def _ends(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]

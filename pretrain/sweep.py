@@ -64,8 +64,10 @@ def table(sweep: Sweep, configs: Sequence[Config], array: str | None) -> str:
             "",
             *lines,
             "",
-            f"on a cluster  sbatch --array=0-{count - 1} launch/slurm/sweep.sbatch {sweep.file}",
+            f"on a cluster  launch/slurm/submit.sh --array=0-{count - 1} launch/slurm/sweep.sbatch "
+            f"{sweep.file}{named}",
             f"here          python -m pretrain sweep {sweep.file} --run{named}",
+            f"compare       python -m pretrain compare {configs[0].runs}",
         ]
     )
 

@@ -30,7 +30,7 @@ from typing import Any
 import xxhash
 import yaml
 
-from pretrain.dotted import flat
+from pretrain.dotted import flat, short
 
 KEYS = ("name", "recipe", "settings", "grid", "tasks")
 NOT_SWEPT = ("name", "runs", "config")  # they follow from the sweep
@@ -133,7 +133,7 @@ def read_sweep(file: str) -> Sweep:
     settings = _settings(said.get("settings") or {}, f"{file}: settings")
     tasks = _tasks(said, file)
     _refuse_repeated(tasks, file)
-    labels = _short({key for values in tasks for key in values})
+    labels = short({key for values in tasks for key in values})
     return Sweep(
         name,
         file,
@@ -200,17 +200,6 @@ def _refuse_repeated(tasks: Sequence[Mapping[str, Any]], file: str) -> None:
                 f"{file}: tasks {first} and {number} are the same: {json.dumps(values)}. Leave "
                 "out one of them, or give each its own seed."
             )
-
-
-def _short(keys: set[str]) -> dict[str, str]:
-    """The shortest end of each dotted key that no other key has."""
-    ends = Counter(end for key in keys for end in set(_ends(key)))
-    return {key: next(end for end in _ends(key) if ends[end] == 1 or end == key) for key in keys}
-
-
-def _ends(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
 
 
 def _label(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
