@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.checkpoint import DISK_FULL
+from pretrain.heartbeat import Heartbeat
+from pretrain.metric_lines import TOKENS, rewind
 from pretrain.run_folder import RunFolder
 from pretrain.setup import Setup
-from pretrain.status import Status, duration
-from pretrain.status import write as write_status
+from pretrain.status import duration, in_words
 
-STATUS_EVERY_S = 5.0
+HELD_OUT = "validation/total_nats"  # what a training on the validation split would minimise
 _STATUS_TAGS = {
     "loss_nats": "loss/total_nats",
     "tokens_per_second": "speed/tokens_per_second",
@@ -49,12 +51,18 @@ class Metrics:
     first_step: the step that comes next; records of this step and later ones are removed.
     """
 
-    def __init__(self, run: RunFolder, *, first_step: int, total_steps: int) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        first_step: int,
+        total_steps: int,
+        ranks: int = 1,
+        device: str = "cpu",
+    ) -> None:
         self._folder, self._path = run, run.metrics
-        self._last: dict[str, Any] = {"step": first_step - 1}
-        if first_step > 1:
-            self._last["checkpoint_step"] = first_step - 1
-        _rewind(self._path, first_step)
+        self._last_step = first_step - 1
+        self._tokens = rewind(self._path, first_step)
         # Unbuffered: what a full disk does not take is kept here, whole, and written later.
         self._lines = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
         self._unwritten = b""
@@ -74,12 +82,23 @@ class Metrics:
         )
         self._whole_bar = logging_redirect_tqdm() if not self._bar.disable else nullcontext()
         self._whole_bar.__enter__()
-        self._status(state="running")
+        self._heartbeat = Heartbeat(
+            run.path, step=self._last_step, steps=total_steps, ranks=ranks, device=device
+        )
+        if first_step > 1:
+            self._heartbeat.note(checkpoint_step=self._last_step, tokens=self._tokens)
 
     @classmethod
     def of(cls, setup: Setup) -> Self:
         """The record of the run that `setup` describes, from its next step on."""
-        return cls(setup.folder, first_step=setup.step + 1, total_steps=setup.config.steps)
+        device = setup.world.device
+        return cls(
+            setup.folder,
+            first_step=setup.step + 1,
+            total_steps=setup.config.steps,
+            ranks=setup.world.world_size,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -89,20 +108,24 @@ class Metrics:
     ) -> None:
         try:
             if error is not None:
-                self._status(state="failed", reason=f"{type(error).__name__}: {error}")
+                self.fail(error)
             self.close()
         except OSError as problem:
             if error is None:
                 raise
             logger.error("the record of the run is not complete: %s", problem)
 
+    def fail(self, error: BaseException) -> None:
+        """Say in status.json what ends the run."""
+        self._heartbeat.end("failed", in_words(error))
+
     def step(self, step: int, scalars: Mapping[str, float], skipped: str | None = None) -> None:
         """Record the scalars of a step and say them in one line; `skipped`: why, where it was."""
         self._record(step, scalars)
+        self._last_step = step
+        self._tokens += scalars.get(TOKENS, 0.0)
         known = {field: scalars[tag] for field, tag in _STATUS_TAGS.items() if tag in scalars}
-        self._last |= {"step": step, **known}
-        if time.monotonic() - self._said_at >= STATUS_EVERY_S:
-            self._status(state="running")
+        self._heartbeat.note(step=step, tokens=self._tokens, **known)
         line = self._line(step, scalars, skipped)
         self._bar.update(step - self._bar.n)
         logger.log(logging.INFO if skipped is None else logging.WARNING, line)
@@ -110,6 +133,8 @@ class Metrics:
     def evaluation(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record the held-out scalars after a step."""
         self._record(step, scalars)
+        if HELD_OUT in scalars:
+            self._heartbeat.note(held_out_nats=scalars[HELD_OUT])
         said = " | ".join(f"{tag.split('/', 1)[1]} {value:.4f}" for tag, value in scalars.items())
         self.say(f"step {step} | held out | {said}")
 
@@ -128,16 +153,15 @@ class Metrics:
 
     def saved(self, step: int, folder: Path) -> None:
         """A checkpoint of `step` is complete in `folder`."""
-        self._last["checkpoint_step"] = step
-        self._status(state="running")
+        self._heartbeat.note(checkpoint_step=step, checkpoint_at=time.time())
         self.say(f"step {step} | saved {folder}")
 
     def finish(self, stopped_by: str | None) -> None:
         """The run is done, has come to its stop_at_step, or has saved itself because of
         `stopped_by`."""
-        last, total = self._last["step"], self._total_steps
+        last, total = self._last_step, self._total_steps
         state = "preempted" if stopped_by else "stopped" if last < total else "finished"
-        self._status(state=state, reason="stop_at_step" if state == "stopped" else stopped_by)
+        self._heartbeat.end(state, "stop_at_step" if state == "stopped" else stopped_by)
         why = f"stopped by {stopped_by}" if stopped_by else "done"
         self.say(f"{why}: step {last} of {total}, in {self._folder.path}")
 
@@ -147,6 +171,7 @@ class Metrics:
 
     def close(self) -> None:
         """Write out everything that is still held."""
+        self._heartbeat.stop()
         self._whole_bar.__exit__(None, None, None)
         self._bar.close()
         self._write_line(None)
@@ -169,12 +194,6 @@ class Metrics:
                 board.flush()
             else:
                 self._board = SummaryWriter(str(self._folder.tensorboard))
-
-    def _status(self, *, state: str, reason: str | None = None) -> None:
-        self._said_at = time.monotonic()
-        status = Status(state=state, steps=self._total_steps, reason=reason, **self._last)
-        with self._unless_full():
-            write_status(self._folder.path, status)
 
     def _record(self, step: int, scalars: Mapping[str, float]) -> None:
         finite = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}
@@ -218,35 +237,3 @@ class Metrics:
         if skipped is not None:
             parts.insert(1, f"update skipped: {skipped}")
         return " | ".join(parts)
-
-
-def _rewind(path: Path, first_step: int) -> None:
-    """Keep only the whole lines of steps before `first_step`; a line that a kill cut off goes
-    too."""
-    if not path.is_file():
-        return
-    removed, partial = 0, path.with_suffix(".partial")
-    with open(path, encoding="utf-8") as lines, open(partial, "w", encoding="utf-8") as kept:
-        for line in lines:
-            if line.endswith("\n") and _step_of(line) < first_step:
-                kept.write(line)
-            else:
-                removed += 1
-        kept.flush()
-        os.fsync(kept.fileno())
-    if not removed:
-        partial.unlink()
-        return
-    os.replace(partial, path)
-    logger.info(
-        "metrics: removed %d lines from step %d on, written after the checkpoint",
-        removed,
-        first_step,
-    )
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")

@@ -1,12 +1,12 @@
-"""status.json of a run folder: what the run is doing, for people, schedulers and `python -m
-pretrain status`.
+"""status.json of a run folder, its heartbeat: what the run is doing, for people, schedulers and
+`python -m pretrain status`.
 
     {"state": "running", "step": 120, "steps": 5000, "loss_nats": 3.41, "tokens_per_second":
-    41200.0, ...}
+    41200.0, "host": "node3", "pid": 4711, ...}
 
 States, with the reason of the last three in it:
 
-    running    its file is fresh; where it is older than a few steps the run was killed
+    running    written every few seconds (heartbeat.py); two minutes old: killed, which is said
     finished   all steps are done
     stopped    saved at --stop_at_step, as planned
     preempted  saved because it was asked to (stopping.py), to be started again
@@ -15,11 +15,12 @@ States, with the reason of the last three in it:
 Written by rank 0 through a rename, so a reader never sees half of it.
 """
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 STATUS_FILE = "status.json"
@@ -38,13 +39,23 @@ class Status:
     step_seconds: float | None = None
     checkpoint_step: int | None = None
     reason: str | None = None
-    written_at: float = 0.0  # seconds since the epoch
+    written_at: float = 0.0  # seconds since the epoch, as all that end so
+    progressed_at: float = 0.0  # the last step, evaluation or save that ended
+    checkpoint_at: float | None = None
+    started_at: float | None = None
+    tokens: float = 0.0  # read since the run began, padding left out
+    held_out_nats: float | None = None
+    host: str | None = None  # of rank 0, and its process there
+    pid: int | None = None
+    ranks: int | None = None
+    device: str | None = None  # cpu, or the GPU's name
+    device_seconds: float = 0.0  # ranks x wall time, over all starts of the run
 
 
 def write(run_folder: Path, status: Status) -> None:
     """Replace the status of a run."""
     partial = run_folder / f"{STATUS_FILE}.partial"
-    said = asdict(status) | {"written_at": time.time()}
+    said = asdict(replace(status, written_at=time.time()))
     partial.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, run_folder / STATUS_FILE)
 
@@ -63,14 +74,37 @@ def read(run_folder: Path) -> Status:
         raise ValueError(f"{path} is not a run's status: {error}.") from error
 
 
+def before(run_folder: Path) -> Status | None:
+    """What the start before this one left; None where there is none that can be read."""
+    try:
+        return read(run_folder)
+    except ValueError:
+        return None
+
+
+def note_failure(run_folder: Path, steps: int, error: BaseException) -> None:
+    """A start of the run ends with `error`; where all was done before, that stays its status.
+
+    A disk that does not take it is passed over: the error itself is the news.
+    """
+    known = before(run_folder) or Status(state="", step=0, steps=steps)
+    if known.state not in ("finished", "stopped"):
+        with contextlib.suppress(OSError):
+            write(run_folder, replace(known, state="failed", reason=in_words(error)))
+
+
+def in_words(error: BaseException) -> str:
+    """Why a run failed, for a reader of its status."""
+    return f"{type(error).__name__}: {error}"
+
+
 def state_of(run_folder: Path, *, steps: int = 0, now: float | None = None) -> str | None:
     """The state of a run, `lost` where it says running and its file is old; None: never started.
 
     steps: of the run as it is now wanted; one that finished fewer is only `stopped`.
     """
-    try:
-        status = read(run_folder)
-    except ValueError:
+    status = before(run_folder)
+    if status is None:
         return None
     if status.state == "running" and is_silent(status, time.time() if now is None else now):
         return "lost"
@@ -78,16 +112,19 @@ def state_of(run_folder: Path, *, steps: int = 0, now: float | None = None) -> s
 
 
 def is_silent(status: Status, now: float) -> bool:
-    """Whether a running run has not written for longer than a few of its steps take."""
-    return now - status.written_at > max(STALE_AFTER_S, 10 * (status.step_seconds or 0.0))
+    """Whether a running run's heart has stopped."""
+    return now - status.written_at > STALE_AFTER_S
 
 
 def describe(run_folder: Path, status: Status, now: float) -> str:
     """The status in a few lines: what the run does and when it will end."""
     age_s = now - status.written_at
     state = status.state
+    still_s = now - (status.progressed_at or now)
     if state == "running" and is_silent(status, now):
-        state = f"silent for {duration(age_s)}: killed, or in a long evaluation or save"
+        state = f"lost: killed or cut off {duration(age_s)} ago, start it again with --resume auto"
+    elif state == "running" and still_s > max(STALE_AFTER_S, 10 * (status.step_seconds or 0.0)):
+        state = f"running, but no step for {duration(still_s)}: in an evaluation or save, or hung"
     lines = [f"{run_folder}: {state}" + (f" ({status.reason})" if status.reason else "")]
     share = 100 * status.step / status.steps
     lines.append(f"  step        {status.step} of {status.steps} ({share:.0f} %)")
@@ -95,10 +132,18 @@ def describe(run_folder: Path, status: Status, now: float) -> str:
         lines.append(f"  loss        {status.loss_nats:.4f} nats a target")
     if status.tokens_per_second is not None:
         lines.append(f"  speed       {status.tokens_per_second / 1000:.1f}k tokens/s")
-    saved = "none yet" if status.checkpoint_step is None else f"step {status.checkpoint_step}"
-    lines.append(f"  checkpoint  {saved}")
+    if status.held_out_nats is not None:
+        lines.append(f"  held out    {status.held_out_nats:.4f} nats")
+    lines.append(f"  checkpoint  {_checkpoint(status, now)}")
+    if status.tokens:
+        lines.append(f"  read        {status.tokens:,.0f} tokens, padding left out")
+    if status.device_seconds:
+        hours, device = status.device_seconds / 3600, status.device or "device"
+        lines.append(f"  cost        {hours:.2f} hours of {device}, all starts together")
+    if status.host:
+        lines.append(f"  on          {status.host}, process {status.pid}, {status.ranks} ranks")
     lines.append(f"  written     {duration(age_s)} ago")
-    if state == "running" and status.step_seconds:
+    if state.startswith("running") and status.step_seconds:
         left_s = (status.steps - status.step) * status.step_seconds
         lines.append(f"  ends in     about {duration(left_s)}, at the speed of the last step")
     elif status.state == "preempted":
@@ -106,6 +151,13 @@ def describe(run_folder: Path, status: Status, now: float) -> str:
     elif status.state == "stopped":
         lines.append("  go on with  the same command, a later --stop_at_step or none")
     return "\n".join(lines)
+
+
+def _checkpoint(status: Status, now: float) -> str:
+    if status.checkpoint_step is None:
+        return "none yet"
+    age = f", {duration(now - status.checkpoint_at)} ago" if status.checkpoint_at else ""
+    return f"step {status.checkpoint_step}{age}"
 
 
 def main(argv: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from pretrain.flop import training_flop
 from pretrain.judge import Judge
+from pretrain.metric_lines import TOKENS
 from pretrain.objectives.loss import Objective
 from pretrain.setup import Setup
 from pretrain.update import Update
@@ -76,6 +77,7 @@ class StepScalars:
             "data/wait_seconds": done.data_wait_s,
             "data/padding_ratio": 1 - done.tokens / done.cells,
             "data/targets_per_step": done.targets,
+            TOKENS: done.tokens,
             "memory/rank0_bytes": float(memory_bytes(self._setup.world.device)),
             **counters(self._setup.judge),
         }

@@ -25,6 +25,7 @@ from pretrain.run_folder import RunFolder
 from pretrain.run_log import log_end, log_to_file
 from pretrain.schedule import learning_rate
 from pretrain.setup import Setup, identity_of, set_up
+from pretrain.status import note_failure
 from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, corpus_scalars, objective_scalars
 from pretrain.two_tokenizers import check_streams
@@ -60,6 +61,8 @@ def run_in(world: World, config: Config, start: Start) -> str | None:
         stopped_by = train(set_up(config, corpora, folder, start, world))
     except Exception as error:
         log_end(error)
+        if world.leads:
+            note_failure(folder.path, config.steps, error)
         raise
     folder.unlock()
     logging.getLogger().removeHandler(log_file)

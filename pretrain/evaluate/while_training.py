@@ -11,7 +11,7 @@ from pretrain.corpora import Corpus
 from pretrain.evaluate.held_out import held_out_nats, mean_nats, minimised
 from pretrain.evaluate.latent import held_out_latents
 from pretrain.evaluate.samples import filled_texts
-from pretrain.metrics import Metrics
+from pretrain.metrics import HELD_OUT, Metrics
 from pretrain.mistakes import AgreedError
 from pretrain.setup import Setup
 from pretrain.throughput import tag_name
@@ -36,9 +36,8 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> float | None:
         if metrics:
             named = nats_of if setup.corpora.is_mixed else {}
             tags = {f"{name}_{t}": n for name, terms in named.items() for t, n in terms.items()}
-            metrics.evaluation(
-                step, {f"validation/{tag_name(t)}_nats": n for t, n in (nats | tags).items()}
-            )
+            scalars = {f"validation/{tag_name(t)}_nats": n for t, n in (nats | tags).items()}
+            metrics.evaluation(step, {HELD_OUT: held_out} | scalars)
         report_latents(setup, step, metrics)
     elif metrics:
         metrics.say(f"step {step} | no validation split in {setup.corpora.folders}, none evaluated")

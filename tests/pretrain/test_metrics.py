@@ -7,6 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pretrain.metrics import Metrics
 from pretrain.run_folder import RunFolder
+from pretrain.status import read
 
 
 def _record(folder: RunFolder, first: int, last: int, value: float) -> None:
@@ -45,3 +46,14 @@ def test_a_line_that_a_kill_cut_off_is_removed(tmp_path: Path) -> None:
         lines.write('{"step": 3, "loss/tot')
     _record(folder, 3, 3, value=5.0)
     assert _lines(folder) == [(1, 1.0), (2, 1.0), (3, 5.0)]
+
+
+def test_tokens_of_steps_that_are_done_again_count_once(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for first, last, tokens in ((1, 5, 100.0), (4, 6, 10.0)):
+        metrics = Metrics(folder, first_step=first, total_steps=6)
+        for step in range(first, last + 1):
+            metrics.step(step, {"data/tokens_per_step": tokens, "loss/total_nats": 1.0})
+        metrics.finish(None)
+        metrics.close()
+    assert read(tmp_path).tokens == 3 * 100 + 3 * 10

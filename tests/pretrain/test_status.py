@@ -33,7 +33,7 @@ def test_a_running_run_says_when_it_ends() -> None:
 
 def test_a_run_that_fell_silent_is_not_called_running() -> None:
     first = describe(Path("runs/a"), RUNNING, now=1000.0 + 3 * 3600).splitlines()[0]
-    assert first == "runs/a: silent for 3h00m: killed, or in a long evaluation or save"
+    assert first == "runs/a: lost: killed or cut off 3h00m ago, start it again with --resume auto"
 
 
 def test_a_status_survives_its_file(tmp_path: Path) -> None:
