@@ -39,8 +39,8 @@ unset_lines=()
 number=0
 while IFS= read -r line; do
   number=$((number + 1))
-  [[ "$line" =~ ^(##?)SBATCH\ --([a-z-]+)=([^[:space:]]*)\ *(#\ required:?\ *(.*))?$ ]] || continue
-  mark=${BASH_REMATCH[1]} name=${BASH_REMATCH[2]} value=${BASH_REMATCH[3]} required=${BASH_REMATCH[4]:-} why=${BASH_REMATCH[5]:-}
+  [[ "$line" =~ ^(##?)SBATCH\ --([a-z-]+)=([^[:space:]]*)\ *(#\ *(required:)?\ *(.*))?$ ]] || continue
+  mark=${BASH_REMATCH[1]} name=${BASH_REMATCH[2]} value=${BASH_REMATCH[3]} required=${BASH_REMATCH[5]:-} why=${BASH_REMATCH[6]:-}
   if [[ "$mark" == '##' && -n "$required" ]] || [[ "$mark" == '#' && "$value" == *'<'* ]]; then
     is_given "$name" || unset_lines+=("$(printf 'line %-4s --%-18s %s' "$number" "$name" "$why")")
   fi

@@ -1,0 +1,238 @@
+"""What launch/slurm.bash does around the ranks, with pretend srun, scontrol and interpreter.
+
+tests/launch/slurm/ does the same under a real SLURM, which takes a hundred times as long.
+"""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = {
+    "python": f"""#!/bin/bash
+case " $* " in
+  *" -c "*) exec {sys.executable} "$@" ;;
+  *" progress "*) echo "$*" >> "$HERE/progress"; printf "$PROGRESS" ;;
+  *) env > "$HERE/rank"; echo "$*" > "$HERE/rank arguments" ;;
+esac
+""",
+    "srun": '#!/bin/bash\nprintf "%s\\n" "$@" > "$HERE/srun"\nexit ${SRUN_RC:-0}\n',
+    "scancel": '#!/bin/bash\necho "$*" >> "$HERE/scancel"\n',
+    "scontrol": """#!/bin/bash
+case "$1 $2" in
+  "show hostnames") printf "node7\\nnode8\\n" ;;
+  "show node") echo "NodeName=$3 Arch=x NodeAddr=10.0.0.7 NodeHostName=x" ;;
+  "show job")
+    printf "JobId=1 ${THROTTLE:-} JobName=x\\n   Command=$COMMAND --config x\\n   WorkDir=/\\n" ;;
+  "requeue "*) echo "$2" >> "$HERE/requeue"; ${REQUEUES:-kill $PPID} ;;
+esac
+"""
+}  # fmt: skip
+NODES = {"SLURM_JOB_NODELIST": "node[7-8]"}
+ARRAY = {
+    "SLURM_ARRAY_JOB_ID": "40",
+    "SLURM_ARRAY_TASK_ID": "3",
+    "SLURM_ARRAY_TASK_COUNT": "20",
+    "SLURM_ARRAY_TASK_MAX": "20",
+}
+SIGTERM = -15  # how a batch script ends that SLURM has requeued
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a batch script or a task ended, and what it called."""
+
+    code: int
+    said: str
+    folder: Path
+
+    def lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the training that srun started, behind the script."""
+        lines = self.lines("srun")
+        return lines[lines.index("--steps") :]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A checkout, and a folder in which pretend programs write down how they were called."""
+
+    checkout: Path
+    folder: Path
+    run: Path
+
+    def start(self, *arguments: str, spooled: bool = False, **environment: str) -> Ended:
+        for name in ("srun", "requeue", "scancel", "progress"):
+            (self.folder / name).unlink(missing_ok=True)
+        script = self.checkout / "launch/pretrain_glm.sh"
+        copy = self.folder / "slurm_script"
+        shutil.copy(script, copy)
+        done = subprocess.run(
+            ["bash", str(copy if spooled else script), "--steps", "9", *arguments],
+            env={
+                "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HERE": str(self.folder),
+                "PYTHON": str(self.folder / "bin/python"), "COMMAND": str(script),
+                "SLURM_JOB_ID": "77", **NODES, "PROGRESS": self.progress(0), **environment,
+            },
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        return Ended(done.returncode, done.stderr, self.folder)
+
+    def progress(self, step: int, reason: str = "-") -> str:
+        return f"{step}\\t9\\t{reason}\\t{self.run}\\n"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, repository: Path) -> Cluster:
+    checkout, folder = tmp_path / "a checkout", tmp_path / "pretend"
+    shutil.copytree(repository / "launch", checkout / "launch")
+    (folder / "bin").mkdir(parents=True)
+    for name, text in PROGRAMS.items():
+        path = folder / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    return Cluster(checkout, folder, tmp_path / "runs/a run")
+
+
+def rank_of(cluster: Cluster, **environment: str) -> dict[str, str]:
+    step = {
+        "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[7-8]", "SLURM_PROCID": "5",
+        "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    }  # fmt: skip
+    ended = cluster.start(**(step | environment))
+    assert ended.code == 0, ended.said
+    return dict(line.split("=", 1) for line in ended.lines("rank") if "=" in line)
+
+
+def test_a_task_of_srun_becomes_the_rank_that_slurm_says(cluster: Cluster) -> None:
+    rank = rank_of(cluster, SLURM_CPUS_PER_TASK="3")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    assert [rank[n] for n in names] == ["5", "8", "1", "4", "10.0.0.7"]
+    assert rank["OMP_NUM_THREADS"] == "3"
+    assert 10000 <= int(rank["MASTER_PORT"]) < 30000
+
+
+def test_a_task_that_sees_one_gpu_uses_it(cluster: Cluster) -> None:
+    assert rank_of(cluster, CUDA_VISIBLE_DEVICES="2")["LOCAL_RANK"] == "0"
+    assert rank_of(cluster, CUDA_VISIBLE_DEVICES="2,3")["LOCAL_RANK"] == "1"
+
+
+def test_the_address_of_another_job_is_not_believed(cluster: Cluster) -> None:
+    other = {"MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "1", "RENDEZVOUS_OF": "76"}
+    assert rank_of(cluster, **other)["MASTER_ADDR"] == "10.0.0.7"
+    ours = rank_of(cluster, **(other | {"RENDEZVOUS_OF": "77"}))
+    assert (ours["MASTER_ADDR"], ours["MASTER_PORT"]) == ("10.9.9.9", "1")
+
+
+def test_no_two_jobs_or_steps_on_a_node_share_a_port(repository: Path) -> None:
+    steps = "for step in {0..15}; do port_of_step $step; done"
+    jobs = f"for SLURM_JOB_ID in {{1..70}} {{99000..99070}}; do {steps}; done"
+    program = f". '{repository}/launch/slurm.bash'; {jobs}"
+    said = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    ports = said.stdout.split()
+    assert len(set(ports)) == len(ports) == 141 * 16
+
+
+def test_a_batch_script_starts_itself_again_on_every_task(cluster: Cluster) -> None:
+    ended = cluster.start("--seed", "two words", spooled=True, SLURM_CPUS_PER_TASK="3")
+    assert ended.code == 0
+    called = ended.lines("srun")
+    script = called.index(str(cluster.checkout / "launch/pretrain_glm.sh"))
+    assert called[script + 1 :][-4:] == ["--steps", "9", "--seed", "two words"]
+    assert "--cpus-per-task=3" in called[:script]
+    assert ended.lines("requeue") == []
+
+
+def test_a_saved_run_is_requeued_and_goes_on(cluster: Cluster) -> None:
+    ended = cluster.start(SRUN_RC="85", PROGRESS=cluster.progress(4, "SIGUSR1"))
+    assert (ended.code, ended.lines("requeue")) == (SIGTERM, ["77"])
+    assert ended.arguments == ["--steps", "9"]
+    begun = ("--init-from", "a b", "--resume=c")
+    again = cluster.start(*begun, SLURM_RESTART_COUNT="1", PROGRESS=cluster.progress(4))
+    assert again.arguments == ["--steps", "9", "--resume", "auto"]
+    # Nothing was saved before a node was lost: it begins as it was told.
+    lost = cluster.start(*begun, SLURM_RESTART_COUNT="1")
+    assert lost.arguments == ["--steps", "9", *begun]
+
+
+def test_a_finished_run_is_not_started_again(cluster: Cluster) -> None:
+    ended = cluster.start(SLURM_RESTART_COUNT="1", PROGRESS=cluster.progress(9))
+    assert (ended.code, ended.lines("srun")) == (0, [])
+
+
+def test_a_mistake_of_the_user_is_not_requeued(cluster: Cluster) -> None:
+    ended = cluster.start(SRUN_RC="2")
+    assert (ended.code, ended.lines("requeue")) == (2, [])
+
+
+def test_a_file_stop_means_stop(cluster: Cluster) -> None:
+    stopped = {"SRUN_RC": "85", "PROGRESS": cluster.progress(4, "the file STOP")}
+    assert cluster.start(**stopped).lines("requeue") == []
+    chain = cluster.start(**stopped, **ARRAY, THROTTLE="ArrayTaskThrottle=1")
+    assert (chain.code, chain.lines("scancel")) == (85, ["--state=PENDING 40"])
+
+
+def test_crashes_without_progress_end_the_requeueing(cluster: Cluster) -> None:
+    def crash(step: int, **environment: str) -> list[str]:
+        progress = cluster.progress(step)
+        return cluster.start(SRUN_RC="1", PROGRESS=progress, **environment).lines("requeue")
+
+    assert [crash(4), crash(4), crash(4)] == [["77"], ["77"], []]
+    assert crash(5) == ["77"]  # a checkpoint more
+    assert crash(5, SLURM_JOB_ID="78") == ["78"]  # another job counts from the beginning
+    assert [crash(5, MAX_CRASHES="1", SLURM_JOB_ID="79")] == [[]]
+
+
+def test_where_slurm_refuses_to_requeue_it_says_what_to_do(cluster: Cluster) -> None:
+    ended = cluster.start(SRUN_RC="85", REQUEUES="exit 1")
+    assert ended.code == 85
+    assert "Submit it again, with --resume auto" in ended.said
+
+
+def test_numbers_of_the_array_stand_in_arguments(cluster: Cluster) -> None:
+    ended = cluster.start("--name", "glm_%A_%a", "--seed=%a", **ARRAY, SRUN_RC="85")
+    assert ended.arguments == ["--steps", "9", "--name", "glm_40_3", "--seed=3"]
+    assert ended.lines("requeue") == ["40_3"]
+
+
+def test_tasks_of_one_run_must_wait_for_each_other(cluster: Cluster) -> None:
+    ended = cluster.start("--seed", "%a", **ARRAY)
+    assert (ended.code, ended.lines("srun")) == (2, [])
+    assert "all 20 tasks of this array would train" in ended.said
+    alone = cluster.start(**(ARRAY | {"SLURM_ARRAY_TASK_COUNT": "1"}), SRUN_RC="85")
+    assert alone.lines("requeue") == ["40_3"]
+
+
+def test_a_chain_goes_on_segment_after_segment(cluster: Cluster) -> None:
+    chain = {**ARRAY, "THROTTLE": "ArrayTaskThrottle=1"}
+    segment = cluster.start(**chain, SRUN_RC="85", PROGRESS=cluster.progress(4))
+    assert (segment.code, segment.lines("requeue")) == (0, [])
+    assert segment.arguments == ["--steps", "9", "--resume", "auto"]
+    last = cluster.start(**(chain | {"SLURM_ARRAY_TASK_ID": "20"}), SRUN_RC="85")
+    assert last.code == 85
+    done = cluster.start(**chain, PROGRESS=cluster.progress(9))
+    assert (done.code, done.lines("srun")) == (0, [])
+
+
+def test_a_chain_that_crashes_without_progress_ends(cluster: Cluster) -> None:
+    def crash(task: int) -> tuple[int, list[str]]:
+        chain = {**ARRAY, "THROTTLE": "ArrayTaskThrottle=1", "SLURM_ARRAY_TASK_ID": str(task)}
+        ended = cluster.start(**chain, SRUN_RC="1", PROGRESS=cluster.progress(4))
+        return ended.code, ended.lines("scancel")
+
+    assert [crash(1), crash(2)] == [(1, []), (1, [])]
+    assert crash(3) == (1, ["--state=PENDING 40"])
+
+
+def test_a_sweep_is_no_chain(cluster: Cluster) -> None:
+    ended = cluster.start("--sweep", "s.yaml", **ARRAY, SRUN_RC="85")
+    assert ended.lines("requeue") == ["40_3"]
+    assert "--config" not in ended.lines("srun")
