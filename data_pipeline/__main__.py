@@ -12,22 +12,36 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import Namespace
 
 from data_pipeline.cli import parse
-from data_pipeline.reading.documents import ReadSettings
+from data_pipeline.mpi_launch import is_rank, run_on_ranks
+from data_pipeline.options import import_settings, prepare_settings, tokenizer_settings
 
 if TYPE_CHECKING:
-    from data_pipeline.preparing.request import PrepareSettings
+    from data_pipeline.preparing.missing_slices import Deal
     from data_pipeline.storage.manifest import Manifest
     from data_pipeline.storage.shards import Shards
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code: 0, 1 for damage found, 2 for a user's mistake."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] != ["prepare"] or not is_rank():
+        return _run(words)
+    try:
+        return run_on_ranks(
+            lambda deal: _run(words, deal), lambda: prepare_settings(parse(words).prepare)
+        )
+    except ValueError as error:
+        return _fail(str(error))
+
+
+def _run(words: list[str], deal: "Deal | None" = None) -> int:
+    """deal: prepares the slices of prepare, where the ranks of MPI do."""
+    arguments = parse(words)
     logging.basicConfig(format="data_pipeline: %(message)s")
     logging.getLogger("data_pipeline").setLevel(logging.INFO)
     options = arguments[arguments.command]
     try:
-        return _RUN[arguments.command](options)
+        return _prepare(options, deal) if deal else _RUN[arguments.command](options)
     except ValueError as error:
         return _fail(str(error))
     except BrokenPipeError:  # the reader of our output has left, as `head` does
@@ -48,48 +62,17 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _prepare_settings(options: Namespace) -> "PrepareSettings":
-    from data_pipeline.preparing.length_limits import LengthLimits
-    from data_pipeline.preparing.request import PrepareSettings
-    from data_pipeline.tokenizing.special import parse_aliases
-
-    return PrepareSettings(
-        input=options.input,
-        tokenizer=options.tokenizer,
-        output=options.output,
-        validation=options.validation,
-        shard_tokens=options.shard_tokens,
-        mix=options.mix,
-        dedup=options.dedup,
-        on_error=options.on_error,
-        max_skipped=options.max_skipped,
-        workers=options.workers,
-        slice_bytes=options.slice_bytes,
-        aliases=parse_aliases(options.alias),
-        encoder_tokenizer=options.encoder_tokenizer,
-        encoder_aliases=parse_aliases(options.encoder_alias, "--encoder-alias"),
-        lengths=LengthLimits(
-            min_words=options.min_words,
-            max_words=options.max_words,
-            max_tokens=options.max_tokens,
-        ),
-        source=options.source,
-        licence=options.licence,
-        read=_read_settings(options, options.prompt_field),
-    )
-
-
-def _prepare(options: Namespace) -> int:
+def _prepare(options: Namespace, deal: "Deal | None" = None) -> int:
     from data_pipeline.preparing.prepare import prepare
 
-    settings = _prepare_settings(options)
-    return _show_finished(options, lambda: prepare(settings, _progress_bar))
+    settings = prepare_settings(options)
+    return _show_finished(options, lambda: prepare(settings, _progress_bar, deal))
 
 
 def _merge(options: Namespace) -> int:
     from data_pipeline.preparing.array import merge_slices
 
-    settings = _prepare_settings(options)
+    settings = prepare_settings(options)
     return _show_finished(options, lambda: merge_slices(settings, _progress_bar))
 
 
@@ -118,7 +101,7 @@ def _prepare_slice(options: Namespace) -> int:
     from data_pipeline.preparing.array import prepare_share
     from data_pipeline.preparing.finished import AlreadyPrepared
 
-    settings = _prepare_settings(options)
+    settings = prepare_settings(options)
     try:
         share = prepare_share(settings, options.task, options.of, _progress_bar)
     except AlreadyPrepared:
@@ -131,7 +114,7 @@ def _prepare_slice(options: Namespace) -> int:
 def _slices(options: Namespace) -> int:
     from data_pipeline.preparing.array import survey
 
-    found = survey(_prepare_settings(options), options.of)
+    found = survey(prepare_settings(options), options.of)
     if options.json:
         print(json.dumps(found.counts()))
     elif options.tasks:
@@ -142,58 +125,23 @@ def _slices(options: Namespace) -> int:
 
 
 def _import_megatron(options: Namespace) -> int:
-    from data_pipeline.preparing.megatron_import import (
-        ImportSettings,
-        import_megatron,
-        parse_end_id,
-    )
+    from data_pipeline.preparing.megatron_import import import_megatron
     from data_pipeline.stats import table
-    from data_pipeline.tokenizing.special import parse_aliases
 
-    settings = ImportSettings(
-        input=options.input,
-        tokenizer=options.tokenizer,
-        output=options.output,
-        validation=options.validation,
-        shard_tokens=options.shard_tokens,
-        mix=options.mix,
-        end_id=parse_end_id(options.end_id),
-        vocab_size=options.vocab_size,
-        retokenize=options.retokenize,
-        aliases=parse_aliases(options.alias),
-        source=options.source,
-        licence=options.licence,
-    )
+    settings = import_settings(options)
     print(table(import_megatron(settings, _progress_bar)))
     return 0
 
 
 def _train_tokenizer(options: Namespace) -> int:
-    from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
+    from data_pipeline.preparing.train_tokenizer import train_tokenizer
     from data_pipeline.stats import describe_counts
 
-    settings = TokenizerSettings(
-        input=options.input,
-        output=options.output,
-        vocab_size=options.vocab_size,
-        character_coverage=options.character_coverage,
-        on_error=options.on_error,
-        max_skipped=options.max_skipped,
-        read=_read_settings(options, None),
-    )
+    settings = tokenizer_settings(options)
     tally = train_tokenizer(settings, _progress_bar)
     skipped = describe_counts(dict(+tally.skipped))
     print(f"{options.output}: {options.vocab_size:,} pieces. Skipped: {skipped}.")
     return 0
-
-
-def _read_settings(options: Namespace, prompt_field: str | None) -> ReadSettings:
-    return ReadSettings(
-        document=options.document,
-        text_field=options.text_field,
-        prompt_field=prompt_field,
-        encoding=options.encoding,
-    )
 
 
 def _verify(options: Namespace) -> int:

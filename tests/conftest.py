@@ -3,7 +3,9 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("time per room")
     for room, elapsed_s in sorted(_elapsed_s.items(), key=lambda entry: -entry[1]):
         terminalreporter.line(f"{elapsed_s:8.1f} s  {_num_tests[room]:5d} tests  tests/{room}")
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Callable[[int], list[str]]:
+    """Gives the words that start N ranks here, whoever we are and however few the cores."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is missing: apt-get install openmpi-bin")
+    asked = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if found.returncode:
+        reason = found.stderr.strip().splitlines()[-1]
+        pytest.skip(f"mpi4py cannot be used ({reason}): pip install mpi4py==4.1.2")
+    if not found.stdout.startswith("Open MPI"):
+        pytest.skip(f"mpirun is tested with Open MPI, not with {found.stdout.split(',')[0]}")
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    return lambda num_ranks: [*words, "-n", str(num_ranks)]
 
 
 @pytest.fixture(scope="session")

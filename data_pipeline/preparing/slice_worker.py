@@ -13,8 +13,7 @@ from data_pipeline.preparing.length_limits import LengthLimits
 from data_pipeline.preparing.prepare_slice import prepare_slice
 from data_pipeline.preparing.request import PrepareSettings, Request, open_request
 from data_pipeline.reading.documents import ReadSettings
-
-_TOLD_BYTES = 4 << 20  # progress is told about this often
+from data_pipeline.watch import InLumps
 
 
 def main(handle: int) -> None:
@@ -28,7 +27,7 @@ def main(handle: int) -> None:
         _send(connection, {"ready": True})
         while True:
             number = orders.get()["slice"]
-            progress = _Progress(connection)
+            progress = InLumps(lambda n: _send(connection, {"bytes": n}))
             prepare_slice(request, number, Path(first["folder"]), progress)
             progress.flush()
             _send(connection, {"finished": number})
@@ -64,23 +63,6 @@ def _open(order: dict[str, Any]) -> Request:
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:
     connection.send_bytes(json.dumps(message).encode())
-
-
-class _Progress:
-    """Tells the other end of bytes that were read, many at a time."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._pending = connection, 0
-
-    def __call__(self, num_bytes: int) -> None:
-        self._pending += num_bytes
-        if self._pending >= _TOLD_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._pending:
-            _send(self._connection, {"bytes": self._pending})
-        self._pending = 0
 
 
 if __name__ == "__main__":
