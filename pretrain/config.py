@@ -11,7 +11,7 @@ from typing import Literal
 
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.data_config import DataConfig
-from pretrain.latent_config import AdaVaeConfig, GlmVaeConfig, OptimusConfig
+from pretrain.latent_config import AdaVaeConfig, GlmVaeConfig, LstmVaeConfig, OptimusConfig
 from pretrain.models.shape import BackboneShape
 from pretrain.optimizer_config import OptimizerConfig, ScheduleConfig, SpikesConfig
 from pretrain.trains import Trains, UnfreezingConfig
@@ -62,6 +62,20 @@ class GlmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CausalConfig:
+    """A plain causal language model, the baseline of those with a latent vector."""
+
+    weight: float = 0.0
+    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < float("inf"):
+            raise ValueError(
+                f"objectives.causal.weight must be finite, 0 or more, got {self.weight}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectivesConfig:
     """The objectives of a run; every rank takes part in each of them in every step."""
 
@@ -73,6 +87,10 @@ class ObjectivesConfig:
     """Texts written from a latent vector that an encoder of its own reads."""
     adavae: AdaVaeConfig = field(default_factory=AdaVaeConfig)
     """Texts written by the backbone from a latent vector that it has read itself."""
+    causal: CausalConfig = field(default_factory=CausalConfig)
+    """Texts written from left to right without a latent vector (GPT-2)."""
+    lstm_vae: LstmVaeConfig = field(default_factory=LstmVaeConfig)
+    """Texts written by an LSTM from a latent vector that another one has read."""
 
     def __post_init__(self) -> None:
         if not self.chosen:
@@ -271,7 +289,7 @@ class Config:
             )
 
     def _check_adapters(self) -> None:
-        adavae, added = self.objectives.adavae, set(self.objectives.chosen) - {"glm"}
+        adavae, added = self.objectives.adavae, set(self.objectives.chosen) - {"glm", "causal"}
         nothing = self.trains in ("parts", "adapters", "head_only") and not added
         sizes = {"lora": "lora_rank", "prefix": "prefix_slots"}
         if size := sizes.get(self.trains):

@@ -256,3 +256,46 @@ class AdaVaeConfig:
         """The latent space."""
         injection = "embedding" if self.injection == "embedding" else "memory"
         return LatentShape(size=self.latent_size, pooling=self.pooling, injection=injection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmVaeConfig:
+    """The LSTM VAE (Bowman et al. 2016): a small baseline that has no backbone. Sizes are those of
+    the sentence models of He et al. 2019."""
+
+    weight: float = 0.0
+    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
+    embedding_size: int = 512
+    """Width of the token tables; the writer's is its output layer too."""
+    hidden_size: int = 1024
+    """Width of both LSTMs' states."""
+    latent_size: int = 32
+    """Z, dimensions of the latent vector."""
+    dropout_prob: float = 0.5
+    """Dropout on what the writer reads of a token and on what it gives."""
+    elbo: ElboConfig = field(
+        default_factory=lambda: ElboConfig(
+            beta=BetaConfig(schedule="linear", increase_ratio=0.25),
+        )
+    )
+    """The loss."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"objectives.lstm_vae.weight must be finite, 0 or more, got {self.weight}."
+            )
+        for name in ("embedding_size", "hidden_size", "latent_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"objectives.lstm_vae.{name} must be at least 1, got {getattr(self, name)}."
+                )
+        if not 0 <= self.dropout_prob < 1:
+            raise ValueError(
+                f"objectives.lstm_vae.dropout_prob must lie in [0, 1), got {self.dropout_prob}."
+            )
+
+    @property
+    def latent(self) -> LatentShape:
+        """The latent space; how an LSTM reads and writes is its own."""
+        return LatentShape(size=self.latent_size)

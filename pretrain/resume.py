@@ -25,6 +25,9 @@ def identity(config: Config, *, data_fingerprint: str, vocab_size: int) -> dict[
     adavae = chosen.get("adavae", {})
     adapted = {k: adavae[k] for k in adavae if k not in ("weight", "elbo", "backbone_from")}
     latents |= {"objectives.adavae": adapted} if adapted else {}
+    lstm = chosen.get("lstm_vae", {})
+    sizes = {k: v for k, v in lstm.items() if k.endswith("_size")}
+    latents |= {"objectives.lstm_vae": sizes} if sizes else {}
     if "optimus" in chosen:
         latents["objectives.optimus.tokenizers"] = chosen["optimus"]["tokenizers"]
     encoders = {

@@ -90,7 +90,9 @@ def set_up(
             objectives, config.model, vocab_size=vocab_size,
             source_tokens=packing.source_tokens, seed=config.seed,
         )  # fmt: skip
-        model = ObjectiveModel(make_backbone(config, vocab_size), parts)
+        is_called = any(o.backbone_calls for o in objectives)
+        backbone = make_backbone(config, vocab_size) if is_called else None
+        model = ObjectiveModel(backbone, parts)
         policy.freeze(model)
         return model
 

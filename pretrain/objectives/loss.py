@@ -96,9 +96,15 @@ class ObjectiveModel(nn.Module):
     """Owns the backbone and the parts of objectives, by their names; its forward is an objective's
     loss terms. The engine wraps this."""
 
-    def __init__(self, backbone: Backbone, parts: Mapping[str, nn.Module] | None = None) -> None:
+    backbone: Backbone  # where there is one
+
+    def __init__(
+        self, backbone: Backbone | None, parts: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        """backbone: None where no objective of the run calls it."""
         super().__init__()
-        self.backbone = backbone
+        if backbone is not None:
+            self.backbone = backbone
         self.parts = nn.ModuleDict(parts or {})
 
     def forward(self, objective: Objective, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:

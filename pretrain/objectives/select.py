@@ -10,10 +10,12 @@ from data_pipeline.tokenizing.special import Vocabulary
 from pretrain.config import ObjectivesConfig
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.adavae import AdaVae
+from pretrain.objectives.causal import CausalObjective
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.glm_vae import GlmVae
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import Objective
+from pretrain.objectives.lstm_vae import LstmVae
 from pretrain.objectives.optimus import Optimus
 
 
@@ -29,6 +31,8 @@ def objectives_of(
         LatentObjective(GlmVae(config.glm_vae), steps=steps),
         LatentObjective(Optimus(config.optimus, encoder), steps=steps),
         LatentObjective(AdaVae(config.adavae), steps=steps),
+        CausalObjective(weight=config.causal.weight),
+        LatentObjective(LstmVae(config.lstm_vae), steps=steps),
     ]
     return [objective for objective in objectives if objective.weight > 0]
 

@@ -48,6 +48,20 @@ OBJECTIVES: dict[str, list[str]] = {
         "--trains=adapters",
         "--optimizer.lr=0.02",
     ],
+    # The baselines: a language model without z, and one without a Transformer.
+    "causal": [
+        "--objectives.glm.weight=0",
+        "--objectives.causal.weight=1",
+        "--model.block_positions=false",
+    ],
+    "lstm_vae": [
+        "--objectives.glm.weight=0",
+        "--objectives.lstm_vae={weight: 1, embedding_size: 16, hidden_size: 24, latent_size: 8, "
+        "dropout_prob: 0}",
+        "--objectives.lstm_vae.elbo={report_every: 1, free_bits: {mode: hinge, nats: 0.005}}",
+        "--optimizer.lr=0.01",
+        "--spikes.loss_deviations=0",
+    ],
     # Alone: an encoder of BERT's shape, a decoder of GPT-2's, part of the encoder's input hidden.
     "optimus": [
         "--objectives.glm.weight=0",

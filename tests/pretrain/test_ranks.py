@@ -90,6 +90,20 @@ ADAVAE = (
     "--trains=adapters",
     "--unfreezing={encoder_from: 1, decoder_from: 5}",  # the latter behind the resume
 )
+LSTM = (
+    "--objectives.glm.weight=0",
+    "--objectives.lstm_vae={weight: 1, embedding_size: 12, hidden_size: 20, latent_size: 6, "
+    "dropout_prob: 0}",
+    "--objectives.lstm_vae.elbo.beta={schedule: linear, increase_ratio: 0.9}",
+)
+LATENT_LSTM = {
+    "lstm_reference": Case(1, 0, 8, flags=LSTM),
+    "lstm_two_ranks_stage1": Case(2, 1, 2, flags=LSTM),
+    "lstm_two_ranks_stage2": Case(2, 2, 4, flags=LSTM),
+    "lstm_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=LSTM),
+    "lstm_broken": Case(2, 3, 4, flags=(*LSTM, "--stop_at_step=4")),
+    "lstm_broken, resumed": Case(2, 3, 4, flags=(*LSTM, "--resume=auto")),
+}
 LATENT_ADAVAE = {
     "adavae_reference": Case(1, 0, 8, flags=ADAVAE),
     "adavae_two_ranks_stage1": Case(2, 1, 2, flags=ADAVAE),
@@ -214,7 +228,7 @@ def curves(
     ranks_folder: Path, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Every scalar of every step, by case."""
-    latent = LATENT | LATENT_OPTIMUS | LATENT_ADAVAE
+    latent = LATENT | LATENT_OPTIMUS | LATENT_ADAVAE | LATENT_LSTM
     cases = CASES | latent | EXTRA | SKIPS | BROKEN
     return _trained(cases, ranks_folder, shards, run_ranks)
 
@@ -295,7 +309,8 @@ def test_ranks_and_stages_agree_on_a_latent_space(
     assert found == pytest.approx(reference, rel=1e-5, abs=1e-7)
 
 
-TWO = [n for n in LATENT_OPTIMUS | LATENT_ADAVAE if "reference" not in n and "," not in n]
+ALONE = LATENT_OPTIMUS | LATENT_ADAVAE | LATENT_LSTM
+TWO = [n for n in ALONE if "reference" not in n and "," not in n]
 
 
 @pytest.mark.parametrize("name", TWO)
@@ -309,12 +324,13 @@ TWO = [n for n in LATENT_OPTIMUS | LATENT_ADAVAE if "reference" not in n and ","
         "validation/{}_kl_nats",
     ],
 )
-def test_ranks_and_stages_agree_on_optimus_and_adavae(
+def test_ranks_and_stages_agree_on_the_other_latent_spaces(
     name: str, tag: str, curves: dict[str, list[dict[str, float]]]
 ) -> None:
-    """Two backbones, and one of which little learns; the broken ones are resumed."""
+    """Two backbones, one of which little learns and in stages, and none; the broken ones are
+    resumed inside beta's cycle, AdaVAE's before its decoder has begun to learn."""
     objective = name.partition("_")[0]
-    tag = tag.format(objective)
+    tag = tag.format("lstm_vae" if objective == "lstm" else objective)
     reference = _scalar(curves[f"{objective}_reference"], tag)
     found = _scalar(curves[name], tag)[-len(reference) :]
     assert len(reference) == (1 if tag.startswith("validation/") else STEPS)

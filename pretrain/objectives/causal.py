@@ -1,0 +1,75 @@
+"""A plain causal language model: every token from those before it (Radford et al. 2019).
+
+The baseline of the objectives with a latent vector: the rows that Optimus' decoder writes, without
+z. Terms: `total`, which is optimised, in nats a target (eos is one, the beginning is not), and
+`text`, the same sum by texts.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from data_pipeline.tokenizing.special import SpecialIds
+from data_pipeline.transforms.causal import CausalTransform
+from pretrain.models.latent import Injected
+from pretrain.models.shape import BackboneShape
+from pretrain.objectives.alarm import CollapseAlarm
+from pretrain.objectives.glm import PackedBatch, glm_inputs
+from pretrain.objectives.health import Health
+from pretrain.objectives.latent import backbone_nats
+from pretrain.objectives.loss import LossTerm, ObjectiveModel
+
+
+class CausalObjective:
+    """Texts written from left to right."""
+
+    name = "causal"
+    optimised: tuple[str, ...] = ("total",)
+    backbone_calls = 1
+    health: Health | None = None
+    alarm: CollapseAlarm | None = None
+
+    def __init__(self, *, weight: float = 1.0) -> None:
+        self.weight = weight
+
+    def transform(
+        self, special: SpecialIds, *, source_tokens: int, vocab_size: int
+    ) -> CausalTransform:
+        """How a document becomes a training row; see CausalTransform."""
+        return CausalTransform(special, vocab_size=vocab_size)
+
+    def part(
+        self,
+        shape: BackboneShape,
+        generator: torch.Generator,
+        *,
+        vocab_size: int,
+        source_tokens: int,
+    ) -> None:
+        """Nothing: a language model is the backbone."""
+        return
+
+    def inputs(self, batch: PackedBatch, update: int | None = None) -> dict[str, Tensor]:
+        """See glm_inputs; and num_texts, those that begin in these rows."""
+        begins = (batch.document >= 0) & (batch.positions[:, 0] == 0)
+        return {**glm_inputs(batch), "num_texts": begins.sum().float()}
+
+    def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sum of the weights of all targets, under `total`."""
+        return {"total": inputs["weights"].sum()}
+
+    def loss_terms(
+        self, model: ObjectiveModel, inputs: Mapping[str, Tensor]
+    ) -> dict[str, LossTerm]:
+        """`total`, with its graph, and `text`, without."""
+        nats_N = backbone_nats(model.backbone, Injected(None, None), inputs)
+        total = (nats_N * inputs["weights"]).sum()
+        return {
+            "total": LossTerm(total, inputs["weights"].sum()),
+            "text": LossTerm(total.detach(), inputs["num_texts"]),
+        }
+
+    def scalars(self, update: int) -> dict[str, float]:
+        """None beside the terms."""
+        return {}

@@ -1,0 +1,117 @@
+"""The LSTM VAE: the small baseline of latent language models (Bowman et al. 2016).
+
+    max   E_q(z | x)  sum over t of log p(x_t | x_<t, z)  -  beta KL(q(z | x) || N(0, I))
+
+An LSTM reads the text; mu and logvar are a linear map of its last state. Another one begins with a
+state from z, reads z beside every token and writes the text. There is no backbone in such a run.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from data_pipeline.tokenizing.special import SpecialIds
+from data_pipeline.transforms.causal import CausalTransform
+from pretrain.latent_config import LstmVaeConfig
+from pretrain.models.latent import LOGVAR_LIMIT, Injected, Posterior, WideLinear
+from pretrain.models.lstm import LstmReader, LstmWriter, unpacked
+from pretrain.models.shape import BackboneShape
+from pretrain.objectives.loss import ObjectiveModel
+
+
+class LstmVaePart(nn.Module):
+    """Reader, posterior and writer."""
+
+    def __init__(
+        self,
+        config: LstmVaeConfig,
+        generator: torch.Generator,
+        *,
+        vocab_size: int,
+        max_tokens: int,
+    ) -> None:
+        """max_tokens: of the longest text."""
+        super().__init__()
+        self.max_tokens = max_tokens
+        width, hidden = config.embedding_size, config.hidden_size
+        self.encoder = LstmReader(vocab_size, width, hidden, generator=generator)
+        self.head = WideLinear(hidden, 2 * config.latent_size, std=0.1, generator=generator)
+        self.decoder = LstmWriter(
+            vocab_size,
+            width,
+            hidden,
+            config.latent_size,
+            dropout_prob=config.dropout_prob,
+            generator=generator,
+        )
+
+
+class LstmVae:
+    """A text written again by an LSTM from its latent vector."""
+
+    name = "lstm_vae"
+    backbone_calls = 0
+
+    def __init__(self, config: LstmVaeConfig) -> None:
+        self.config = config
+
+    def transform(
+        self, special: SpecialIds, *, source_tokens: int, vocab_size: int
+    ) -> CausalTransform:
+        """Texts to be written from left to right, with themselves as sources."""
+        return CausalTransform(special, vocab_size=vocab_size, keeps_sources=True)
+
+    def part(
+        self,
+        shape: BackboneShape,
+        generator: torch.Generator,
+        *,
+        vocab_size: int,
+        source_tokens: int,
+    ) -> LstmVaePart:
+        """The whole model."""
+        return LstmVaePart(self.config, generator, vocab_size=vocab_size, max_tokens=source_tokens)
+
+    def encode(self, model: ObjectiveModel, inputs: Mapping[str, Tensor]) -> Posterior:
+        """q(z | x), read by the first LSTM."""
+        part = self._part(model)
+        texts = unpacked(
+            inputs["source_ids"],
+            inputs["source_document"],
+            inputs["source_positions"][:, 0],
+            num_documents=inputs["exists"].shape[1],
+            max_tokens=part.max_tokens,
+        )
+        mu, logvar = part.head(part.encoder(texts)).chunk(2, -1)
+        return Posterior(mu, logvar.clamp(-LOGVAR_LIMIT, LOGVAR_LIMIT))
+
+    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
+        """Nothing: what writes is an LSTM. Raises ValueError."""
+        raise ValueError(
+            "an LSTM VAE has no backbone that could write beside z. Decode with a run of "
+            "objectives.optimus, adavae or glm_vae; `evaluate --latent` takes this one too."
+        )
+
+    def target_nats(
+        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
+    ) -> Tensor:
+        """Cross entropy of each target given z: (N,)."""
+        writer = self._part(model).decoder
+        texts = unpacked(
+            inputs["ids"],
+            inputs["document"],
+            inputs["positions"][:, 0],
+            num_documents=z_BNZ.shape[1],
+            max_tokens=self._part(model).max_tokens,
+        )
+        hidden_BTE = writer(texts, z_BNZ)
+        hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, inputs["target_index"])
+        logits_NV = writer.logits(hidden_NE).float()
+        return F.cross_entropy(logits_NV, inputs["targets"], reduction="none")
+
+    def _part(self, model: ObjectiveModel) -> LstmVaePart:
+        part = model.parts[self.name]
+        assert isinstance(part, LstmVaePart)
+        return part
