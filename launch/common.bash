@@ -14,6 +14,8 @@
 here_of_common=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
 # shellcheck source=launch/slurm.bash
 . "$here_of_common/slurm.bash"
+# shellcheck source=launch/hosts.bash
+. "$here_of_common/hosts.bash"
 
 launch() {
   local script=$1 verb=$2 recipe=$3
@@ -38,6 +40,7 @@ launch() {
     sbatch) batch "$script" "$@" ;;
     nobody) bare "$script" "$@" ;;
   esac
+  take_over
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_per_rank)}
   worker "$verb" "$@"
 }
@@ -76,6 +79,7 @@ bare() {
   if [[ -f /job/hostfile && " ${DS_ARGS:-} " != *hostfile* ]]; then
     echo "launch: /job/hostfile exists, so deepspeed starts on the hosts it lists; DS_ARGS='--hostfile /dev/null' stays here." >&2
   fi
+  hand_over
   exec "$PYTHON" -P -m deepspeed.launcher.runner "${flags[@]}" "$script" "$@"
 }
 

@@ -235,7 +235,10 @@ class Config:
     interface: str | None = None
     """Network interface for NCCL and gloo, as eth0 or ib0; by default they look for one."""
     timeout_s: float = 1800.0
-    """Seconds after which a collective that a lost rank blocks ends the run."""
+    """Seconds after which a lost rank has ended the others."""
+    expected_ranks: int | None = None
+    """Ranks that the launcher must have started; another number ends the run at once, as where a
+    hostfile is missing. By default any number will do."""
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name.startswith("."):
@@ -259,6 +262,8 @@ class Config:
             raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}.")
+        if self.expected_ranks is not None and self.expected_ranks < 1:
+            raise ValueError(f"expected_ranks must be at least 1, got {self.expected_ranks}.")
         for name in ("glm", "glm_vae"):
             self._check_sentinels(name)
         if self.evaluation.texts and "glm" not in self.objectives.chosen:

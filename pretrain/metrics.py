@@ -119,6 +119,10 @@ class Metrics:
         """Say in status.json what ends the run."""
         self._heartbeat.end("failed", in_words(error))
 
+    def fail(self, error: BaseException) -> None:
+        """Say in status.json what ends the run."""
+        self._status(state="failed", reason=f"{type(error).__name__}: {error}")
+
     def step(self, step: int, scalars: Mapping[str, float], skipped: str | None = None) -> None:
         """Record the scalars of a step and say them in one line; `skipped`: why, where it was."""
         self._record(step, scalars)

@@ -17,7 +17,7 @@ from data_pipeline.padding import first_window_lines
 from data_pipeline.protocols import Transform
 from data_pipeline.storage.shards import Shards
 from kernels.dispatch import choose_backend
-from pretrain import checkpoint, checkpoint_files, deepspeed_settings, resume
+from pretrain import checkpoint, checkpoint_files, deepspeed_settings, network, resume
 from pretrain.beginning import first_weights
 from pretrain.cli import Start
 from pretrain.config import Config
@@ -269,9 +269,4 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
         config.memory.compile,
         ", ".join(deepspeed_settings.offloads(settings)) or "none",
     )
-    logger.info(
-        "network: %s, interface %s, a lost rank is noticed within %.0f s",
-        torch.distributed.get_backend(),
-        config.interface or "chosen by the library",
-        config.timeout_s,
-    )
+    network.say(config.interface, config.timeout_s)

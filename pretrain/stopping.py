@@ -23,7 +23,8 @@ from types import FrameType
 
 import torch
 
-from pretrain.world import World, launchers
+from pretrain.launching import launchers
+from pretrain.world import World
 
 logger = logging.getLogger(__name__)
 

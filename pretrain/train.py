@@ -18,6 +18,7 @@ from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.corpora import Corpora, check_every_byte, open_corpora
 from pretrain.evaluate.while_training import evaluate, fill_texts
+from pretrain.lost_ranks import lost_ranks_named, roll_called
 from pretrain.metrics import Metrics
 from pretrain.objectives.loss import Objective
 from pretrain.retention import Retention
@@ -30,7 +31,7 @@ from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, corpus_scalars, objective_scalars
 from pretrain.two_tokenizers import check_streams
 from pretrain.update import MicroBatch, Update, apply_update, pass_over
-from pretrain.world import World, join_world, leave_world, lost_ranks_named
+from pretrain.world import World, join_world, leave_world
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ def run(config: Config, start: Start) -> str | None:
     Raises ValueError for what the user can mend: missing shards, a wrong --resume or
     --init-from, sizes that do not fit.
     """
-    world = join_world(config.timeout_s, config.interface)
-    with lost_ranks_named():
+    world = join_world(config.timeout_s, config.interface, config.expected_ranks)
+    with roll_called(world) as world, lost_ranks_named(world):
         stopped_by = run_in(world, config, start)
     leave_world()
     return stopped_by
@@ -91,7 +92,9 @@ def train(setup: Setup) -> str | None:
     Returns why all ranks agreed to save and stop early, or None.
     """
     record = setup.world.together(lambda: Metrics.of(setup) if setup.world.leads else None)
-    with record or nullcontext() as metrics, lost_ranks_named():
+    if record:
+        setup.world.before_end.append(record.fail)
+    with record or nullcontext() as metrics, lost_ranks_named(setup.world):
         return updates(setup, metrics)
 
 

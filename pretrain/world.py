@@ -8,27 +8,23 @@ otherwise probe MPI.
 
 import logging
 import os
-import re
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from pretrain import network
+from pretrain.launching import check_launch, launchers
 from pretrain.mistakes import AgreedError, LostRankError
+from pretrain.roll_call import RollCall
 
 logger = logging.getLogger(__name__)
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-# What gloo says, as a plain RuntimeError, where a peer is gone; NCCL raises a DistError.
-_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Timed out")
 
 Value = TypeVar("Value")
 
@@ -43,6 +39,9 @@ class World:
     device: torch.device
     timeout_s: float  # a collective that a lost rank blocks fails after so long
     launchers: tuple[int, ...] = ()  # processes whose end this rank should not outlive
+    roll: RollCall | None = field(default=None, compare=False)  # the watch over all ranks
+    # Called, in order, where the watch ends this process because another rank is lost.
+    before_end: list[Callable[[LostRankError], object]] = field(default_factory=list, compare=False)
 
     @property
     def leads(self) -> bool:
@@ -107,29 +106,15 @@ class World:
             raise AgreedError(found[0])
 
 
-@contextmanager
-def lost_ranks_named() -> Iterator[None]:
-    """Inside, a collective that another rank's end has broken raises LostRankError, in one line."""
-    try:
-        yield
-    except LostRankError:
-        raise
-    except RuntimeError as error:
-        said = str(error)
-        if not isinstance(error, dist.DistError) and not any(sign in said for sign in _LOST):
-            raise
-        reason = re.sub(r"^\[[^]]*\]\s*", "", said.splitlines()[0]).split(". ")[0].rstrip(".")
-        raise LostRankError(
-            f"another rank ended or stopped answering ({reason}). Its own log says why: "
-            "logs/rank-N.log in the run folder. Start again with --resume auto."
-        ) from error
-
-
-def join_world(timeout_s: float, interface: str | None = None) -> World:
+def join_world(
+    timeout_s: float, interface: str | None = None, expected_ranks: int | None = None
+) -> World:
     """Join the process group that the environment describes, or a group of one rank.
 
     interface: network interface for NCCL and gloo, None to let them look for one.
-    Raises ValueError where a launcher set only a part of the environment.
+    expected_ranks: how many there must be; None takes what the launcher started.
+    Raises ValueError where a launcher set only a part of the environment, or started something else
+    than was asked for.
     """
     given = [name for name in _LAUNCHED if name in os.environ]
     launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
@@ -145,17 +130,23 @@ def join_world(timeout_s: float, interface: str | None = None) -> World:
             "launch/pretrain_glm.sh, deepspeed or torchrun, or unset RANK and WORLD_SIZE."
         )
     rank, world_size, local_rank = (int(os.environ[n]) for n in _LAUNCHED[:3])
+    check_launch(world_size, expected_ranks, started_by)
+    network.set_variables(interface, os.environ["MASTER_ADDR"])
     device = torch.device("cpu")
     # DeepSpeed's own switch: it would compute on the CPU and we on the GPU.
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if interface is not None:
-        os.environ.update(NCCL_SOCKET_IFNAME=interface, GLOO_SOCKET_IFNAME=interface)
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            dist.init_process_group(
+                backend,
+                timeout=timedelta(seconds=timeout_s),
+                store=_store_of_this_start(timeout_s),
+                rank=rank,
+                world_size=world_size,
+            )
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
@@ -166,28 +157,27 @@ def join_world(timeout_s: float, interface: str | None = None) -> World:
     return World(rank, world_size, local_rank, device, timeout_s, started_by)
 
 
+def _store_of_this_start(timeout_s: float) -> dist.Store | None:
+    """torchrun's store, with names of its own for every restart; None where there is no torchrun.
+
+    torch 2.13 hands the same store to the ranks of a restart, who would read in it where those that
+    died could be reached.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        return None
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
 def leave_world() -> None:
     """Leave the process group, after a success: with another rank gone this could wait for ever."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def launchers() -> tuple[int, ...]:
-    """Process numbers of who started this rank: its parent, and the parent of deepspeed's
-    launch.py. Other numbers than before mean that one of them is gone."""
-    parent = os.getppid()
-    if b"deepspeed.launcher.launch" not in _of_process(parent, "cmdline"):
-        return (parent,)
-    after_name = _of_process(parent, "stat").rpartition(b")")[2].split()
-    return (parent, *map(int, after_name[1:2]))
-
-
-def _of_process(number: int, what: str) -> bytes:
-    """A file of /proc; empty where there is none."""
-    try:
-        return Path(f"/proc/{number}/{what}").read_bytes()
-    except OSError:
-        return b""
 
 
 def _free_port() -> int:

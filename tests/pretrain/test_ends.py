@@ -69,7 +69,8 @@ def test_a_rank_lost_while_the_run_is_set_up_is_named(monkeypatch: pytest.Monkey
     def lost(*_: object) -> NoReturn:
         raise RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1")
 
-    monkeypatch.setattr(train, "join_world", lambda *_: None)
+    alone = World(0, 1, 0, torch.device("cpu"), timeout_s=60)
+    monkeypatch.setattr(train, "join_world", lambda *_: alone)
     monkeypatch.setattr(train, "run_in", lost)
     config, _ = parse_train(["--config", DEBUG])
     with pytest.raises(LostRankError, match=r"another rank ended .*Connection closed by peer"):

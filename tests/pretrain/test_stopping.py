@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pretrain.stopping import SIGNALS, STOP_FILE, StopRequests
-from pretrain.world import World, join_world, launchers, leave_world
+from pretrain.world import World, join_world, leave_world
 
 ALONE = World(0, 1, 0, torch.device("cpu"), timeout_s=60)
 

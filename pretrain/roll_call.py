@@ -1,0 +1,362 @@
+"""Who is lost: every rank answers rank 0 over a connection of its own, and rank 0 tells all.
+
+A broken collective only says that somebody is gone. Here a thread of each rank sends a byte every
+few seconds, beside the training and outside its collectives:
+
+    a process that ends          its connection closes, and nobody connects again
+    SIGSTOP, a cable, a host     nothing is heard for SILENCE of the timeout
+
+Rank 0 names the first one to all others, and a rank that misses rank 0 names that one itself. Who
+then still waits in a collective is ended, so that no survivor outlives the timeout. A connection
+that breaks while both ends live is made again and means nothing.
+
+No pickle: lines of text, and a word that the ranks of this run alone know comes first.
+"""
+
+import json
+import logging
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 0.8  # of the timeout: before the collectives that wait for the lost rank give up
+BEATS = 20  # in a timeout
+LONGEST_BEAT_S = 5.0
+LINE_BYTES = 4096
+
+
+class Loss(NamedTuple):
+    """A rank that is lost, and how that is known."""
+
+    rank: int
+    host: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} is lost: {self.how}"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long is waited for what, in seconds."""
+
+    beat_s: float
+    silence_s: float  # without a sign of life
+    return_s: float  # from a closed connection to a new one
+    end_s: float = 5.0  # from the naming to the end of a rank that still waits
+
+    @classmethod
+    def of(cls, timeout_s: float) -> "Patience":
+        """What fits into the timeout of the collectives."""
+        beat_s = min(timeout_s / BEATS, LONGEST_BEAT_S)
+        return cls(beat_s, SILENCE * timeout_s, 2 * beat_s + 1, min(5.0, timeout_s / 10))
+
+
+@dataclass
+class _Member:
+    """What rank 0 knows of a rank."""
+
+    host: str
+    heard_at: float
+    connection: socket.socket | None = None
+    closed_at: float | None = None
+    has_joined: bool = False
+    has_left: bool = False
+
+
+class RollCall:
+    """This rank's part of the watch; `loss` is None as long as all answer.
+
+    end(loss): called in a thread of its own when a rank is lost and this one has not noticed within
+    `patience.end_s`; it is expected to end the process.
+    """
+
+    def __init__(self, patience: Patience, end: Callable[[Loss], None]) -> None:
+        self.loss: Loss | None = None
+        self._patience, self._end = patience, end
+        self._known, self._noticed = threading.Event(), threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def answered(self, wait_s: float | None = None) -> Loss | None:
+        """Who is lost, waiting as long as naming somebody can take; from now on this rank ends by
+        itself."""
+        patience = self._patience
+        self._known.wait(patience.return_s + 3 * patience.beat_s if wait_s is None else wait_s)
+        self._noticed.set()
+        return self.loss
+
+    def close(self) -> None:
+        """Leave: what the others see of this rank from now on means nothing."""
+        self._closing.set()
+        with suppress(OSError):  # the thread has ended, or the other end
+            self._wake()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def _wake(self) -> None:
+        """Make the thread look whether it is to end."""
+        raise NotImplementedError
+
+    def _start(self, work: Callable[[], None], name: str) -> None:
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._thread.start()
+
+    def _declare(self, loss: Loss) -> None:
+        if self.loss is not None:
+            return
+        self.loss = loss
+        self._known.set()
+        threading.Thread(target=self._end_unless_noticed, args=(loss,), daemon=True).start()
+
+    def _end_unless_noticed(self, loss: Loss) -> None:
+        if not self._noticed.wait(self._patience.end_s) and not self._closing.is_set():
+            self._end(loss)
+
+
+class Caller(RollCall):
+    """Rank 0's part: listens, remembers who was heard when, and names the first lost one."""
+
+    def __init__(
+        self, hosts: list[str], patience: Patience, end: Callable[[Loss], None], host: str = ""
+    ) -> None:
+        """hosts: of all ranks, in their order. host: address to listen at, by default any."""
+        super().__init__(patience, end)
+        self.word = secrets.token_hex(16)
+        self._listener = _listener(host, len(hosts))
+        self.port: int = self._listener.getsockname()[1]
+        now = time.monotonic()
+        self._members = {r: _Member(h, now) for r, h in enumerate(hosts) if r}
+        self._of: dict[socket.socket, tuple[int | None, bytes]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._waker, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._looked_at = self._called_at = now
+        self._start(self._work, "roll call")
+
+    def _wake(self) -> None:
+        self._waker.send(b".")
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            for key, _ in self._selector.select(timeout=self._patience.beat_s / 2):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection is self._listener:
+                    self._accept()
+                elif connection is not self._woken:
+                    self._read(connection)
+            self._look()
+        self._tell(b"bye\n")
+        for connection in list(self._of):
+            self._drop(connection)
+        self._selector.close()
+        for ours in (self._listener, self._waker, self._woken):
+            ours.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        self._of[connection] = (None, b"")
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(LINE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        rank, before = self._of[connection]
+        if not data or len(before) > LINE_BYTES:
+            self._drop(connection)
+            return
+        *lines, rest = (before + data).split(b"\n")
+        for line in lines:
+            if rank is None:
+                rank = self._introduced(connection, line)
+                if rank is None:
+                    self._drop(connection)
+                    return
+            self._members[rank].heard_at = time.monotonic()
+            self._members[rank].has_left |= line == b"bye"
+        self._of[connection] = (rank, rest)
+
+    def _introduced(self, connection: socket.socket, line: bytes) -> int | None:
+        word, _, rank = line.decode("utf-8", "replace").partition(" ")
+        if not secrets.compare_digest(word.encode(), self.word.encode()) or not rank.isdigit():
+            return None
+        member = self._members.get(int(rank))
+        if member is None:
+            return None
+        if member.connection is not None:
+            self._drop(member.connection)
+        member.connection, member.closed_at, member.has_joined = connection, None, True
+        self._send(connection, _as_line(self.loss) if self.loss else b".\n")
+        return int(rank)
+
+    def _drop(self, connection: socket.socket) -> None:
+        rank, _ = self._of.pop(connection)
+        self._selector.unregister(connection)
+        connection.close()
+        if rank is not None and self._members[rank].connection is connection:
+            self._members[rank].connection = None
+            self._members[rank].closed_at = time.monotonic()
+
+    def _look(self) -> None:
+        now, patience = time.monotonic(), self._patience
+        asleep_s = now - self._looked_at
+        self._looked_at = now
+        if asleep_s > 2 * patience.beat_s:  # this process itself stood still
+            for member in self._members.values():
+                member.heard_at += asleep_s
+                member.closed_at = member.closed_at and member.closed_at + asleep_s
+        if now - self._called_at >= patience.beat_s:
+            self._called_at = now
+            self._tell(b".\n")
+        if self.loss is None and (loss := self._lost(now)):
+            self._tell(_as_line(loss))
+            self._declare(loss)
+
+    def _lost(self, now: float) -> Loss | None:
+        for rank, member in self._members.items():
+            if member.has_left or not member.has_joined:
+                continue
+            if member.closed_at is not None and now - member.closed_at > self._patience.return_s:
+                return Loss(rank, member.host, "its process ended")
+            silent_s = now - member.heard_at
+            if silent_s > self._patience.silence_s:
+                return Loss(rank, member.host, _silent(silent_s))
+        return None
+
+    def _tell(self, line: bytes) -> None:
+        for connection, (rank, _) in list(self._of.items()):
+            if rank is not None:
+                self._send(connection, line)
+
+    def _send(self, connection: socket.socket, line: bytes) -> None:
+        try:
+            connection.sendall(line)
+        except BlockingIOError:  # it reads nothing: that is what its silence will show
+            return
+        except OSError:
+            if connection in self._of:
+                self._drop(connection)
+
+
+class Member(RollCall):
+    """The part of the other ranks: answers rank 0, hears who is lost, and misses rank 0."""
+
+    def __init__(
+        self,
+        rank: int,
+        caller: tuple[str, int],
+        word: str,
+        patience: Patience,
+        end: Callable[[Loss], None],
+        caller_host: str = "?",
+    ) -> None:
+        """caller: address and port of rank 0's part, on the host `caller_host`."""
+        super().__init__(patience, end)
+        self._hello = f"{word} {rank}\n".encode()
+        self._caller, self._caller_host = caller, caller_host
+        self._heard_at = time.monotonic()
+        self._was_heard = False
+        self._connection: socket.socket | None = None
+        self._start(self._work, "roll call")
+
+    def _wake(self) -> None:
+        if connection := self._connection:
+            connection.sendall(b"bye\n")
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._answer()
+            except ConnectionRefusedError:
+                if self._was_heard:
+                    self._declare(Loss(0, self._caller_host, "its process ended"))
+            except OSError as problem:
+                logger.debug("roll call: %s", problem)
+            silent_s = time.monotonic() - self._heard_at
+            if silent_s > self._patience.silence_s:
+                if not self._was_heard:
+                    logger.warning(
+                        "roll call: rank 0 on %s does not answer at %s:%d. Training goes on, but a "
+                        "lost rank will not be named.", self._caller_host, *self._caller,
+                    )  # fmt: skip
+                    return
+                self._declare(Loss(0, self._caller_host, _silent(silent_s)))
+            if self.loss is not None:
+                return
+            self._closing.wait(min(self._patience.beat_s, 0.5))
+
+    def _answer(self) -> None:
+        """Answer until the connection ends, all is over, or rank 0 has not been heard too long."""
+        beat_s, rest = self._patience.beat_s, b""
+        with socket.create_connection(self._caller, timeout=max(2 * beat_s, 1.0)) as connection:
+            connection.settimeout(beat_s)
+            connection.sendall(self._hello)
+            self._connection = connection
+            while not self._closing.is_set():
+                before = time.monotonic()
+                try:
+                    data = connection.recv(LINE_BYTES)
+                except TimeoutError:
+                    data = None
+                now = time.monotonic()
+                if now - before > 3 * beat_s:  # this process itself stood still
+                    self._heard_at = now
+                if data == b"":
+                    return
+                if data:
+                    self._heard_at, self._was_heard = now, True
+                    *lines, rest = (rest + data).split(b"\n")
+                    self._hear(lines)
+                    if self.loss is not None:
+                        return
+                if now - self._heard_at > self._patience.silence_s:
+                    return
+                connection.sendall(b".\n")
+
+    def _hear(self, lines: list[bytes]) -> None:
+        for line in lines:
+            if line == b"bye":  # rank 0 has left in order
+                self._closing.set()
+            elif line.startswith(b"{"):
+                self._declare(Loss(**json.loads(line)))
+
+
+def _silent(silent_s: float) -> str:
+    return (
+        f"no sign of life for {silent_s:.0f} s (it is stopped, its host is down, or the network "
+        "between)"
+    )
+
+
+def _as_line(loss: Loss) -> bytes:
+    return json.dumps(loss._asdict()).encode() + b"\n"
+
+
+def _listener(host: str, backlog: int) -> socket.socket:
+    if host or not socket.has_dualstack_ipv6():
+        listener = socket.create_server((host, 0), backlog=backlog)
+    else:
+        listener = socket.create_server(
+            ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+        )
+    listener.setblocking(False)
+    return listener

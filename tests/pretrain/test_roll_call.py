@@ -1,0 +1,194 @@
+"""pretrain/roll_call.py: who is lost is named to all, and nothing else is taken for a loss."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pretrain.roll_call import Caller, Loss, Member, Patience, RollCall
+
+# Silence of 1.2 s: short for a test, long beside the pauses of a busy machine's threads.
+QUICK = Patience(beat_s=0.1, silence_s=1.2, return_s=0.6, end_s=0.3)
+HOSTS = ["node0", "node1", "node2"]
+
+
+class Ended:
+    """Takes what a rank says when the watch ends it."""
+
+    def __init__(self) -> None:
+        self.by: list[Loss] = []
+        self.happened = threading.Event()
+
+    def __call__(self, loss: Loss) -> None:
+        self.by.append(loss)
+        self.happened.set()
+
+
+class Cable:
+    """A relay before rank 0 that can be cut, closed for a moment, or refuse."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.is_cut = False
+        self.ends: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._to))
+            self.ends += [near, far]
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(4096):
+                if not self.is_cut:
+                    target.sendall(data)
+        except OSError:
+            return
+
+    def drop(self) -> None:
+        """Close the connections that there are."""
+        for end in self.ends:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+            finally:
+                end.close()
+        self.ends.clear()
+
+    def close(self) -> None:
+        if self._listener.fileno() < 0:
+            return
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.drop()
+
+
+class Ranks:
+    """Three ranks of one process, the last behind a cable."""
+
+    def __init__(self, patience: Patience = QUICK) -> None:
+        self.ended = [Ended() for _ in HOSTS]
+        self.caller = Caller(HOSTS, patience, self.ended[0], host="127.0.0.1")
+        self.cable = Cable(self.caller.port)
+        self.members = [
+            Member(rank, ("127.0.0.1", port), self.caller.word, patience, self.ended[rank], "node0")
+            for rank, port in ((1, self.caller.port), (2, self.cable.port))
+        ]
+        self.all: list[RollCall] = [self.caller, *self.members]
+
+    def losses(self, wait_s: float) -> list[Loss | None]:
+        return [roll.answered(wait_s) for roll in self.all]
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    _until(lambda: all(member._was_heard for member in made.members))
+    yield made
+    for roll in made.all[::-1]:
+        roll.close()
+    made.cable.close()
+
+
+def _until(is_so: Callable[[], bool], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_silent_rank_is_named_to_all(ranks: Ranks) -> None:
+    ranks.cable.is_cut = True
+    first, second, third = ranks.losses(wait_s=20)
+    assert first == second and first is not None and third is not None
+    assert (first.rank, first.host) == (2, "node2") and first.how.startswith("no sign of life")
+    # Behind the cut it is rank 0 that does not answer.
+    assert (third.rank, third.host) == (0, "node0")
+
+
+def test_a_rank_whose_process_ends_is_named_at_once(ranks: Ranks) -> None:
+    started_at = time.monotonic()
+    ranks.cable.close()
+    first, second = [roll.answered(20) for roll in ranks.all[:2]]
+    assert first == second == Loss(2, "node2", "its process ended")
+    assert time.monotonic() - started_at < QUICK.silence_s
+
+
+def test_rank_0_is_missed_by_the_others(ranks: Ranks) -> None:
+    # As the kernel does where its process is killed: nobody listens, and no farewell.
+    ranks.caller._tell = lambda line: None  # type: ignore[method-assign]
+    ranks.cable.close()
+    ranks.caller.close()
+    assert [roll.answered(20) for roll in ranks.members] == [
+        Loss(0, "node0", "its process ended")
+    ] * 2
+
+
+def test_a_connection_that_is_made_again_means_nothing(ranks: Ranks) -> None:
+    for _ in range(3):
+        ranks.cable.drop()
+        _until(lambda: ranks.caller._members[2].connection is None)
+        _until(lambda: ranks.caller._members[2].connection is not None)
+    assert ranks.losses(wait_s=0) == [None] * 3
+
+
+def test_who_leaves_in_order_is_not_lost(ranks: Ranks) -> None:
+    ranks.members[1].close()
+    _until(lambda: ranks.caller._members[2].has_left)
+    ranks.cable.close()
+    assert ranks.caller.answered(QUICK.return_s + QUICK.silence_s) is None
+    ranks.caller.close()
+    assert ranks.members[0].answered(QUICK.return_s) is None
+
+
+def test_who_still_waits_is_ended_and_who_has_noticed_is_not(ranks: Ranks) -> None:
+    assert ranks.members[0].answered(0) is None  # a rank whose collective has failed by itself
+    ranks.cable.close()
+    assert ranks.ended[0].happened.wait(20)
+    assert ranks.ended[0].by == [Loss(2, "node2", "its process ended")]
+    _until(lambda: ranks.members[0].loss is not None)
+    assert not ranks.ended[1].happened.wait(2 * QUICK.end_s)
+
+
+def test_a_stranger_is_sent_away(ranks: Ranks) -> None:
+    for said in (b"GET / HTTP/1.1\n", b"x" * 9000, b"\xff\n", f"{'0' * 32} 1\n".encode()):
+        with socket.create_connection(("127.0.0.1", ranks.caller.port), timeout=20) as stranger:
+            stranger.sendall(said)
+            try:
+                assert stranger.recv(100) == b""
+            except ConnectionResetError:  # part of what it said was never read
+                continue
+    assert ranks.losses(wait_s=0) == [None] * 3
+
+
+def test_a_rank_that_never_came_is_not_taken_for_lost(caplog: pytest.LogCaptureFixture) -> None:
+    ended = Ended()
+    caller = Caller(["node0", "node1"], QUICK, ended, host="127.0.0.1")
+    closed = socket.create_server(("127.0.0.1", 0))
+    nobody = closed.getsockname()
+    closed.close()
+    member = Member(1, nobody, caller.word, QUICK, ended, "node0")
+    _until(lambda: "will not be named" in caplog.text)
+    assert member.answered(0) is None and caller.answered(0) is None
+    caller.close()
+    assert not ended.by
+
+
+def test_silence_ends_before_the_collectives_give_up() -> None:
+    for timeout_s in (5.0, 60.0, 1800.0):
+        patience = Patience.of(timeout_s)
+        noticed_s = patience.silence_s + patience.beat_s + patience.end_s
+        assert noticed_s < timeout_s
+        assert patience.silence_s > 3 * patience.beat_s
