@@ -5,10 +5,13 @@
 #
 # A line of a template that ends in "# required: ..." must be on (#SBATCH), or its option given here, in its long or
 # short form or as sbatch's variable (SBATCH_PARTITION, SBATCH_TIMELIMIT, ...). No line that is on may hold a <...>.
-# CHECK_ONLY=yes submits nothing.
+# A recipe in ARGS is read too, so that a mistake in it does not wait in the queue. CHECK_ONLY=yes submits nothing.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
 export PALIMPSEST_ROOT=${PALIMPSEST_ROOT:-${here%/launch/slurm}}
+
+# shellcheck source=launch/common.bash
+. "${here%/slurm}/common.bash"
 
 declare -A short=([partition]=p [account]=A [qos]=q [constraint]=C [nodes]=N [ntasks]=n [time]=t [array]=a [cpus-per-task]=c)
 declare -A variable=([partition]=SBATCH_PARTITION [account]=SBATCH_ACCOUNT [qos]=SBATCH_QOS [time]=SBATCH_TIMELIMIT
@@ -51,5 +54,12 @@ if ((${#unset_lines[@]})); then
   echo "Turn these lines on (#SBATCH, with a value), or give the options before the file's name." >&2
   exit 2
 fi
+template=$1
+shift
+if has_flag --config "$@"; then
+  PYTHON=$(interpreter "$PALIMPSEST_ROOT")
+  as_task_1=("${@//%A/1}")
+  PYTHONPATH=$PALIMPSEST_ROOT "$PYTHON" -P -m pretrain progress "${as_task_1[@]//%a/1}" >/dev/null
+fi
 [[ -z "${CHECK_ONLY:-}" ]] || exit 0
-exec sbatch "${options[@]}" "$@"
+exec sbatch "${options[@]}" "$template" "$@"

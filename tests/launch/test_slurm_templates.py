@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def submit(sbatch: Path, *arguments: str, **environment: str) -> tuple[int, str,
     """Exit code, what was said, and the arguments of sbatch."""
     done = subprocess.run(
         [str(TEMPLATES[0].with_name("submit.sh")), *arguments],
-        env={"PATH": f"{sbatch}:{os.environ['PATH']}", **environment},
+        env={"PATH": f"{sbatch}:{os.environ['PATH']}", "PYTHON": sys.executable, **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     submitted = sbatch.parent / "submitted"
@@ -68,6 +69,17 @@ def test_a_template_that_is_filled_in_is_submitted(sbatch: Path, template: Path,
     assert (code, "--partition" in said, "--account" in said) == (2, True, True)  # still <name>
     filled.write_text(re.sub(r"=<\w+>", "=mine", text))
     assert submit(sbatch, str(filled))[0] == 0
+
+
+def test_a_recipe_with_a_mistake_is_not_submitted(sbatch: Path, repository: Path) -> None:
+    options = ["-pgpu", "-N2", "-n2", "--time=10"]
+    template = str(TEMPLATES[0].with_name("pretrain.sbatch"))
+    arguments = ["--config", str(repository / "launch/recipes/debug.yaml"), "--seed"]
+    code, said, submitted = submit(sbatch, *options, template, *arguments, "x")
+    assert (code, submitted) == (2, [])
+    assert said == "pretrain: seed must be int, got x.\n"
+    code, said, submitted = submit(sbatch, *options, template, *arguments, "%a")
+    assert (code, said, submitted[-2]) == (0, "", "%a")
 
 
 def test_without_a_template_submit_says_how_it_is_called(sbatch: Path) -> None:
