@@ -33,6 +33,7 @@ class Heartbeat:
         self._folder = run_folder
         before = status.before(run_folder)
         self._before_s = before.device_seconds if before else 0.0
+        saved = before is not None and before.checkpoint_step == step
         self._ranks = ranks
         self._born_at = psutil.Process().create_time()
         self._status = Status(
@@ -45,6 +46,8 @@ class Heartbeat:
             device=device,
             started_at=self._born_at,
             progressed_at=time.time(),
+            checkpoint_at=before.checkpoint_at if before and saved else None,
+            held_out_nats=before.held_out_nats if before and saved else None,
         )
         self._lock = threading.Lock()
         self._ended = threading.Event()

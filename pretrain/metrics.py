@@ -19,11 +19,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.checkpoint import DISK_FULL
 from pretrain.heartbeat import Heartbeat
+from pretrain.hparams import shown_settings
 from pretrain.metric_lines import TOKENS, rewind
 from pretrain.run_folder import RunFolder
 from pretrain.setup import Setup
@@ -49,6 +51,7 @@ class Metrics:
     """The record of a run, written by rank 0 alone.
 
     first_step: the step that comes next; records of this step and later ones are removed.
+    device: what each of `ranks` computes on. settings: those to show in the HParams tab.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Metrics:
         total_steps: int,
         ranks: int = 1,
         device: str = "cpu",
+        settings: Mapping[str, float | str] | None = None,
     ) -> None:
         self._folder, self._path = run, run.metrics
         self._last_step = first_step - 1
@@ -68,8 +72,10 @@ class Metrics:
         self._unwritten = b""
         self._disk_is_full = False
         self._board: SummaryWriter | None = None
+        self._settings = dict(settings or {})
         with self._unless_full():
             self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step)
+            self._show_settings(self._board, ended=False)
         self._total_steps = total_steps
         self._started_at = time.monotonic()
         self._first_step = first_step
@@ -98,6 +104,7 @@ class Metrics:
             total_steps=setup.config.steps,
             ranks=setup.world.world_size,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            settings=shown_settings(setup.config, setup.folder.swept()),
         )
 
     def __enter__(self) -> Self:
@@ -118,10 +125,6 @@ class Metrics:
     def fail(self, error: BaseException) -> None:
         """Say in status.json what ends the run."""
         self._heartbeat.end("failed", in_words(error))
-
-    def fail(self, error: BaseException) -> None:
-        """Say in status.json what ends the run."""
-        self._status(state="failed", reason=f"{type(error).__name__}: {error}")
 
     def step(self, step: int, scalars: Mapping[str, float], skipped: str | None = None) -> None:
         """Record the scalars of a step and say them in one line; `skipped`: why, where it was."""
@@ -166,6 +169,9 @@ class Metrics:
         last, total = self._last_step, self._total_steps
         state = "preempted" if stopped_by else "stopped" if last < total else "finished"
         self._heartbeat.end(state, "stop_at_step" if state == "stopped" else stopped_by)
+        with self._unless_full() as board:
+            if board and state == "finished":
+                self._show_settings(board, ended=True)
         why = f"stopped by {stopped_by}" if stopped_by else "done"
         self.say(f"{why}: step {last} of {total}, in {self._folder.path}")
 
@@ -198,6 +204,16 @@ class Metrics:
                 board.flush()
             else:
                 self._board = SummaryWriter(str(self._folder.tensorboard))
+
+    def _show_settings(self, board: SummaryWriter, *, ended: bool) -> None:
+        """Tell the HParams tab the run's settings, or that it is done.
+
+        No list of metrics goes with them, so that the tab finds settings and metrics of all runs.
+        """
+        if not self._settings or board.file_writer is None:
+            return
+        _, start, end = hparams(self._settings, {})
+        board.file_writer.add_summary(end if ended else start)
 
     def _record(self, step: int, scalars: Mapping[str, float]) -> None:
         finite = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}

@@ -9,6 +9,7 @@ runs/NAME/config.yaml          the recipe as it was resolved
          checkpoints/          step-00000120/ ... and `latest`
          logs/rank-0.log       what each rank said; a full file becomes rank-0.log.1, .2, ...
          status.json           what the run is doing, for `python -m pretrain status`
+         sweep.json            which task of which sweep it is, where it is one
          .lock                 held by the training that writes here
 """
 
@@ -22,6 +23,7 @@ from typing import Any, TextIO
 
 from pretrain.cli import config_from_yaml, config_to_yaml, flat
 from pretrain.config import Config
+from pretrain.sweep_file import Task
 
 
 @dataclass
@@ -111,6 +113,21 @@ class RunFolder:
             self.origin.unlink(missing_ok=True)
         else:
             self.origin.write_text(f"{init_from}\n", encoding="utf-8")
+
+    def note_task(self, task: Task) -> None:
+        """Keep which task of a sweep the run is."""
+        said = {"sweep": task.sweep, "task": task.number, "array": task.array}
+        _replace(self._task, json.dumps(said | {"values": task.values}, indent=1) + "\n")
+
+    def swept(self) -> list[str]:
+        """The settings that the run's sweep varies; none where it belongs to none."""
+        if not self._task.is_file():
+            return []
+        return list(json.loads(self._task.read_text(encoding="utf-8"))["values"])
+
+    @property
+    def _task(self) -> Path:
+        return self.path / "sweep.json"
 
     def changes(self, config: Config) -> list[str]:
         """Settings of `config` that differ from the ones this folder was last written with, as

@@ -57,6 +57,9 @@ def run_in(world: World, config: Config, start: Start) -> str | None:
         check_every_byte(corpora, world)
     folder = RunFolder(Path(config.runs) / config.name)
     world.on_leader(folder.lock)
+    if start.task:
+        task = start.task
+        world.on_leader(lambda: folder.note_task(task))
     log_file = world.together(lambda: log_to_file(folder.logs, world.rank))
     try:
         stopped_by = train(set_up(config, corpora, folder, start, world))
