@@ -14,6 +14,8 @@
 here_of_common=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
 # shellcheck source=launch/slurm.bash
 . "$here_of_common/slurm.bash"
+# shellcheck source=launch/openmpi.bash
+. "$here_of_common/openmpi.bash"
 # shellcheck source=launch/hosts.bash
 . "$here_of_common/hosts.bash"
 
@@ -57,11 +59,6 @@ started_by() { # the innermost launcher: srun may start torchrun, sbatch may sta
   else
     echo nobody
   fi
-}
-
-rank_of_openmpi() { # what the trainer reads, from what mpirun sets
-  export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
-  export LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_SIZE=${OMPI_COMM_WORLD_LOCAL_SIZE:-1}
 }
 
 worker() { # this process becomes the rank, so that signals of the launcher reach it; -P: the caller's folder shadows nothing
