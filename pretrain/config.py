@@ -272,6 +272,7 @@ class Config:
                 "Leave out the texts, or set objectives.glm.weight above 0."
             )
         self._check_adapters()
+        self._check_turns()
         self._check_streams()
         optimus, longest = self.objectives.optimus, self.data.packing.source_tokens
         reach = self.model.max_positions or longest
@@ -320,6 +321,22 @@ class Config:
             raise ValueError(
                 "objectives.adavae.encoder_layers must be at most model.num_layers = "
                 f"{self.model.num_layers}, got {adavae.encoder_layers}."
+            )
+
+    def _check_turns(self) -> None:
+        chosen = {name: getattr(self.objectives, name) for name in self.objectives.chosen}
+        elbos = {name: c.elbo for name, c in chosen.items() if hasattr(c, "elbo")}
+        turns = [name for name, elbo in elbos.items() if elbo.aggressive.max_encoder_updates]
+        if "glm_vae" in turns:
+            raise ValueError(
+                "objectives.glm_vae.elbo.aggressive: the encoder of GLM-VAE is the backbone, which "
+                "writes too, so that they cannot take turns. Leave it out."
+            )
+        if turns and len(chosen) > 1:
+            raise ValueError(
+                f"objectives.{turns[0]}.elbo.aggressive moves one half of the model at a time and "
+                f"needs to be alone; this run learns {', '.join(chosen)}. Set the weight of the "
+                "others to 0, or leave it out."
             )
 
     @property

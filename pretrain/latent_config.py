@@ -90,6 +90,29 @@ class AlarmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AggressiveConfig:
+    """Aggressive training of the encoder (He et al. 2019): it alone moves until it has caught up,
+    then the decoder by one update (pretrain/objectives/turns.py). Every update counts for the
+    schedules and takes rows."""
+
+    max_encoder_updates: int = 0
+    """Most updates of the encoder before one of the decoder; 0: every update moves all. The
+    published code has 99."""
+    window: int = 15
+    """Encoder updates whose mean loss is compared with the window before; where it is not below,
+    the decoder's turn comes."""
+
+    def __post_init__(self) -> None:
+        if self.max_encoder_updates < 0:
+            raise ValueError(
+                "elbo.aggressive.max_encoder_updates must be 0 or more, got "
+                f"{self.max_encoder_updates}."
+            )
+        if self.window < 1:
+            raise ValueError(f"elbo.aggressive.window must be at least 1, got {self.window}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ElboConfig:
     """How reconstruction and KL become one loss."""
 
@@ -99,6 +122,8 @@ class ElboConfig:
     """KL that costs nothing."""
     alarm: AlarmConfig = field(default_factory=AlarmConfig)
     """What is done about a collapse."""
+    aggressive: AggressiveConfig = field(default_factory=AggressiveConfig)
+    """Updates of the encoder alone, until it has caught up with the decoder."""
     reduction: Literal["token", "text", "length_weighted", "separate"] = "text"
     """What is divided by what. text: the mean over texts of reconstruction + beta KL (Optimus);
     token: the same sum divided by the number of targets, on the scale of a language model's loss;

@@ -29,8 +29,9 @@ from pretrain.models.shape import padded_vocabulary
 from pretrain.numerics import compile_layers, set_numerics
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
+from pretrain.objectives.turns import Turns
 from pretrain.run_folder import RunFolder
-from pretrain.trains import TrainsPolicy, in_words
+from pretrain.trains import SIDES, TrainsPolicy, in_words
 from pretrain.two_tokenizers import encoder_vocabulary, reads_two
 from pretrain.world import World
 
@@ -59,6 +60,20 @@ class Setup:
         """Those whose tokenizer and special ids are the run's."""
         return self.corpora.shards
 
+    @property
+    def turns(self) -> Turns | None:
+        """Of the objective whose encoder and decoder take turns, where one does."""
+        return next((o.turns for o in self.objectives if o.turns), None)
+
+    def move_at(self, step: int) -> None:
+        """Let the update of `step` move what the recipe lets it move; said where it changes for
+        good."""
+        turns = self.turns
+        sides = turns.sides() if turns else SIDES
+        moves = self.policy.groups_at(self.judge.updates, sides)
+        if self.engine.learn(moves) and (turns is None or turns.is_over):
+            logger.info("step %d: from here on these learn: %s", step, ", ".join(sorted(moves)))
+
 
 def set_up(
     config: Config, corpora: Corpora, folder: RunFolder, start: Start, world: World
@@ -83,6 +98,7 @@ def set_up(
     policy = TrainsPolicy(
         config.trains, config.unfreezing,
         num_layers=config.model.num_layers, shared_layers=config.shared_layers,
+        alternates=any(o.turns for o in objectives),
     )  # fmt: skip
 
     def make_model() -> ObjectiveModel:
@@ -176,6 +192,8 @@ def _restored(setup: Setup, found: Path) -> Setup:
     world.together(lambda: setup.judge.restore(judged, manifest.update))
     alarms = manifest.state.get("alarms", {})
     world.together(lambda: _restore_alarms(setup.objectives, alarms))
+    turns = manifest.state.get("turns", {})
+    world.together(lambda: [o.turns.restore(turns) for o in setup.objectives if o.turns])
     checkpoint.load(setup.engine, found)
     if found.parent.resolve() == setup.folder.checkpoints.resolve():
         # Before the first save: what lies ahead is given up now, also if the run is killed here.

@@ -163,8 +163,7 @@ def take_step(
     if judge.is_named(step):
         done, batches = pass_over(setup.engine, setup.objectives, streams, votes=stops.votes)
     else:
-        if setup.engine.learn(moves := setup.policy.groups_at(judge.updates)):
-            logger.info("step %d: from here on these learn: %s", step, ", ".join(sorted(moves)))
+        setup.move_at(step)
         done, batches = apply_update(
             setup.engine,
             setup.objectives,
@@ -176,6 +175,8 @@ def take_step(
             judge=judge.of_loss,
             votes=stops.votes,
         )
+    if done.skipped is None and setup.turns:
+        setup.turns.note(done.loss(setup.objectives))
     clipping = config.optimizer.gradient_clipping
     judge.count(
         skipped=done.skipped,
@@ -223,7 +224,8 @@ def save(
             before=metrics.flush if metrics else lambda: None,
             state=resume.state(identity_of(setup), positions, held_out)
             | {"judge": setup.judge.state(step)}
-            | {"alarms": {o.name: o.alarm.state() for o in setup.objectives if o.alarm}},
+            | {"alarms": {o.name: o.alarm.state() for o in setup.objectives if o.alarm}}
+            | {"turns": setup.turns.state() if setup.turns else {}},
             retention=Retention(rules.keep_last, rules.keep_every, rules.keep_best),
         )
     except checkpoint.DiskFullError as problem:

@@ -2,7 +2,7 @@
 
     policy = TrainsPolicy("adapters", UnfreezingConfig(decoder_from=3666), shared_layers=8, ...)
     policy.learns("backbone.layers.9.attention_norm.weight")    # True: in the end it does
-    policy.groups_at(100)                                       # {"latent", "encoder"}: not yet
+    policy.groups_at(100)                                       # the decoder is not among them
 
 Told by names (backbone...., parts....), since under ZeRO-3 every parameter looks empty. Groups are
 what starts and pauses together: the engine gives each an optimizer state of its own, so that a
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 Trains = Literal["all", "adapters", "parts", "head_only", "k_layers", "lora", "prefix"]
-Side = Literal["latent", "encoder", "decoder"]
-SIDES: tuple[Side, ...] = ("latent", "encoder", "decoder")
+# What reads a text, posterior, projections of z, what writes it.
+Side = Literal["encoder", "head", "injection", "decoder"]
+SIDES: tuple[Side, ...] = ("encoder", "head", "injection", "decoder")
+BETWEEN: tuple[Side, ...] = ("head", "injection")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class TrainsPolicy:
         if self.trains == "all":
             return True
         if name.startswith("parts."):
-            return self.trains != "head_only" or self.side(name) == "latent"
+            return self.trains != "head_only" or self.side(name) in BETWEEN
         if self.trains == "k_layers":
             number = layer_of(name)
             first = self.num_layers - self.unfreezing.layers
@@ -85,7 +87,9 @@ class TrainsPolicy:
             module = name.split(".")[2]
             if module.startswith("encoder"):
                 return "encoder"
-            return "decoder" if module.startswith("decoder") else "latent"
+            if module == "head":
+                return "head"
+            return "decoder" if module.startswith("decoder") else "injection"
         number = layer_of(name)
         if number is None:
             return "encoder" if self.shared_layers else "decoder"
@@ -100,11 +104,10 @@ class TrainsPolicy:
         if not self.has_groups:
             return frozenset(("all",))
         begins = {
-            "latent": 0,
             "encoder": self.unfreezing.encoder_from,
             "decoder": self.unfreezing.decoder_from,
         }
-        return frozenset(side for side in sides if begins[side] <= update)
+        return frozenset(side for side in sides if begins.get(side, 0) <= update)
 
     def freeze(self, model: "nn.Module") -> None:
         """Leave learning to what ever learns."""

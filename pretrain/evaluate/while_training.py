@@ -55,6 +55,8 @@ def report_latents(setup: Setup, step: int, metrics: Metrics | None) -> None:
             tag = f"validation/{objective.name}"
             metrics.evaluation(step, {f"{tag}_{n}": value for n, value in found.scalars.items()})
             metrics.histogram(step, f"{tag}_kl_by_dimension_nats", found.kl_by_dimension)
+        if objective.turns and found and (said := objective.turns.note_evaluation(found.scalars)):
+            logger.info("step %d, %s: %s", step, objective.name, said)
         if objective.alarm and found and (said := objective.alarm.note(found.scalars)):
             if objective.alarm.stops:
                 raise AgreedError(

@@ -19,6 +19,7 @@ from pretrain.objectives.glm import PackedBatch, glm_inputs
 from pretrain.objectives.health import Health
 from pretrain.objectives.latent import backbone_nats
 from pretrain.objectives.loss import LossTerm, ObjectiveModel
+from pretrain.objectives.turns import Turns
 
 
 class CausalObjective:
@@ -29,6 +30,7 @@ class CausalObjective:
     backbone_calls = 1
     health: Health | None = None
     alarm: CollapseAlarm | None = None
+    turns: Turns | None = None
 
     def __init__(self, *, weight: float = 1.0) -> None:
         self.weight = weight

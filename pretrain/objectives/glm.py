@@ -24,6 +24,7 @@ from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health
 from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
+from pretrain.objectives.turns import Turns
 
 
 class PackedBatch(Protocol):
@@ -47,6 +48,7 @@ class GlmObjective:
     backbone_calls = 1
     health: Health | None = None
     alarm: CollapseAlarm | None = None
+    turns: Turns | None = None
 
     def __init__(self, blanks: BlankConfig, *, weight: float = 1.0) -> None:
         self.blanks = blanks

@@ -38,6 +38,7 @@ from pretrain.objectives.glm import glm_inputs, kind_terms
 from pretrain.objectives.health import Health
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
+from pretrain.objectives.turns import Turns
 
 
 class LatentSettings(Protocol):
@@ -101,6 +102,8 @@ class LatentObjective:
         self.name, self.weight, self.backbone_calls = of.name, of.config.weight, of.backbone_calls
         self.health: Health | None = Health(of.config.elbo.window)
         self.alarm: CollapseAlarm | None = CollapseAlarm(of.config.elbo.alarm)
+        aggressive = of.config.elbo.aggressive
+        self.turns = Turns(aggressive) if aggressive.max_encoder_updates else None
 
     def transform(self, special: SpecialIds, *, source_tokens: int, vocab_size: int) -> Transform:
         """See LatentModel."""
@@ -178,7 +181,7 @@ class LatentObjective:
         scalars = {"beta": beta(update, steps=self.steps, config=config.beta)}
         if self.health is not None and update % config.report_every == 0:
             scalars |= self.health.training.scalars(KINDS)
-        return scalars
+        return scalars | (self.turns.scalars() if self.turns else {})
 
 
 def texts_of(weighted_N: Tensor, inputs: Mapping[str, Tensor]) -> TextLosses:

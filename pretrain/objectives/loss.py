@@ -30,6 +30,7 @@ from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health
+from pretrain.objectives.turns import Turns
 
 
 class LossTerm(NamedTuple):
@@ -51,6 +52,7 @@ class Objective(Protocol):
     backbone_calls: int  # passes through the backbone in one forward pass
     health: Health | None  # of its latent space, where it has one
     alarm: CollapseAlarm | None  # of the same
+    turns: Turns | None  # where its encoder and decoder take turns
 
     def transform(self, special: SpecialIds, *, source_tokens: int, vocab_size: int) -> Transform:
         """How a document becomes a training row."""

@@ -54,6 +54,7 @@ CASES = {
     "two_ranks_stage3": Case(2, 3, 4),
     "two_ranks_stage3_accumulating": Case(2, 3, 1),
     "two_ranks_stage3_offloaded": Case(2, 3, 4, ON_CPU),
+    "two_ranks_stage3_hierarchical": Case(2, 3, 2, {"zero_hpz_partition_size": 2}),
     "two_ranks_stage3_recomputing": Case(
         2, 3, 4, flags=("--memory.activation_checkpointing=every_1",)
     ),
@@ -103,6 +104,14 @@ LATENT_LSTM = {
     "lstm_two_ranks_stage3_accumulating": Case(2, 3, 1, flags=LSTM),
     "lstm_broken": Case(2, 3, 4, flags=(*LSTM, "--stop_at_step=4")),
     "lstm_broken, resumed": Case(2, 3, 4, flags=(*LSTM, "--resume=auto")),
+}
+# The encoder takes two updates, or one where the loss rises, then the decoder one.
+TAKING_TURNS = (*LSTM, "--objectives.lstm_vae.elbo.aggressive={max_encoder_updates: 2, window: 1}")
+TURNS = {
+    "turns_reference": Case(1, 0, 8, flags=TAKING_TURNS),
+    "turns_two_ranks_stage3": Case(2, 3, 2, flags=TAKING_TURNS),
+    "turns_broken": Case(2, 2, 4, flags=(*TAKING_TURNS, "--stop_at_step=4")),
+    "turns_broken, resumed": Case(2, 3, 4, flags=(*TAKING_TURNS, "--resume=auto")),
 }
 LATENT_ADAVAE = {
     "adavae_reference": Case(1, 0, 8, flags=ADAVAE),
@@ -228,7 +237,7 @@ def curves(
     ranks_folder: Path, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> dict[str, list[dict[str, float]]]:
     """Every scalar of every step, by case."""
-    latent = LATENT | LATENT_OPTIMUS | LATENT_ADAVAE | LATENT_LSTM
+    latent = LATENT | LATENT_OPTIMUS | LATENT_ADAVAE | LATENT_LSTM | TURNS
     cases = CASES | latent | EXTRA | SKIPS | BROKEN
     return _trained(cases, ranks_folder, shards, run_ranks)
 
@@ -336,6 +345,17 @@ def test_ranks_and_stages_agree_on_the_other_latent_spaces(
     assert len(reference) == (1 if tag.startswith("validation/") else STEPS)
     # KL begins at 2e-4 nats, a difference of numbers near 1 in fp32.
     assert found == pytest.approx(reference, rel=1e-5, abs=2e-7)
+
+
+@pytest.mark.parametrize("name", ["turns_two_ranks_stage3", "turns_broken"])
+def test_encoder_and_decoder_take_turns_through_a_resume(
+    name: str, curves: dict[str, list[dict[str, float]]]
+) -> None:
+    turns = "latent/lstm_vae_encoder_updates_per_decoder_update"
+    for tag in ("loss/total_nats", "optimizer/gradient_norm", turns):
+        reference = _scalar(curves["turns_reference"], tag)
+        assert _scalar(curves[name], tag) == pytest.approx(reference, rel=1e-5), tag
+    assert set(_scalar(curves["turns_reference"], turns)) == {0.0, 2.0}
 
 
 def test_the_collapse_alarm_raises_free_bits_through_a_resume(

@@ -129,11 +129,11 @@ def test_halves_begin_at_their_updates() -> None:
     """AdaVAE's staging: what lies between the halves, then what encodes, then the rest."""
     staged = policy("adapters", encoder_from=5, decoder_from=9)
     assert [sorted(staged.groups_at(update)) for update in (0, 4, 5, 8, 9)] == [
-        ["latent"], ["latent"], ["encoder", "latent"], ["encoder", "latent"],
-        ["decoder", "encoder", "latent"],
+        ["head", "injection"], ["head", "injection"], ["encoder", "head", "injection"],
+        ["encoder", "head", "injection"], ["decoder", "encoder", "head", "injection"],
     ]  # fmt: skip
     assert staged.group("backbone.layers.7.mlp_norm.weight") == "encoder"  # it decodes too
     assert staged.group("backbone.layers.8.mlp_norm.weight") == "decoder"
     assert staged.group("parts.adavae.encoder_adapters.0.up.weight") == "encoder"
-    assert staged.group("parts.adavae.slots.0.weight") == "latent"
+    assert staged.group("parts.adavae.slots.0.weight") == "injection"
     assert policy("adapters").groups_at(0) == {policy("adapters").group(NAMES["head"])}
