@@ -38,7 +38,7 @@ def first_weights(
         with torch.device("meta"):
             needed = shapes_of(make_model())
         if start.init_from is None:
-            read = imported_weights(config, needed).get
+            read = imported_weights(config, needed, shards).get
             logger.info("weights to begin with: %s", " and ".join(imports))
             return read
         if imports:

@@ -1,9 +1,10 @@
 """Weights of BERT and GPT-2 that a run begins with, compared with the shapes of its recipe.
 
-    weights = imported_weights(config, needed)     # our names -> tensors, some of the run's
+    weights = imported_weights(config, needed, shards)     # our names -> tensors, some of the run's
 
 Tables may have more rows than those that are read (marks behind the last id, longer texts): the
-rows beyond stay as they were drawn.
+rows beyond stay as they were drawn. Ids must mean the same words to the model and in the shards: as
+many of them, and where the folder holds a tokenizer, the same.
 """
 
 from collections.abc import Mapping
@@ -11,13 +12,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
+from data_pipeline.storage.shards import Shards
+from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 from pretrain.config import Config
 from pretrain.convert_transformers import Imported, read_folder
 from pretrain.models.shape import BackboneShape
+from pretrain.two_tokenizers import reads_two
 
 TABLES = ("embedding.token_table", "embedding.position_table")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+_PROBE = "The 3 Bridges' café, re-opened!"  # capitals, accents, marks: what normalisers differ in
 # Of a shape, what may differ: it changes no weight that is read, or only the rows of a table.
 _FREE = (
     *("dropout_prob", "attention_dropout_prob", "init_std", "max_positions"),
@@ -56,17 +63,22 @@ def imported_folders(config: Config) -> list[str]:
     return [one.folder for one in _imports(config)]
 
 
-def imported_weights(config: Config, needed: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def imported_weights(
+    config: Config, needed: Mapping[str, tuple[int, ...]], shards: Shards
+) -> dict[str, Tensor]:
     """What the folders that the recipe names give: our names -> tensors; empty without any.
 
-    needed: names and sizes of the run's weights. Raises ValueError for a folder that cannot be
-    read, or whose model is not the recipe's.
+    needed: names and sizes of the run's weights. shards: those whose ids it reads. Raises
+    ValueError for a folder that cannot be read, or whose model or tokenizer is another one.
     """
     weights: dict[str, Tensor] = {}
     for one in _imports(config):
         imported = read_folder(Path(one.folder))
         where = f"{one.setting} {one.folder}"
         _check(where, imported, one.kind, one.shape)
+        of_encoder = one.kind == "bert" and reads_two(config.objectives)
+        tokenizer = shards.encoder_tokenizer() if of_encoder else shards.tokenizer()
+        _check_vocabulary(where, Path(one.folder), imported.vocab_size, tokenizer)
         weights |= {f"{one.prefix}.{name}": tensor for name, tensor in imported.weights.items()}
         if one.kind == "bert" and config.objectives.optimus.latent.pooling == "cls":
             dense = "parts.optimus.head.pooler.dense"
@@ -84,6 +96,30 @@ def _check(where: str, imported: Imported, kind: str, shape: BackboneShape) -> N
     if other:
         differing = ", ".join(f"{k} {found[k]} instead of {wanted[k]}" for k in other)
         raise ValueError(f"{where}: its shape is not the recipe's: {differing}.")
+
+
+def _check_vocabulary(where: str, folder: Path, num_ids: int, tokenizer: Tokenizer) -> None:
+    if num_ids < tokenizer.num_pieces:
+        raise ValueError(
+            f"{where}: the model has {num_ids} ids, and the tokenizer of the shards has "
+            f"{tokenizer.num_pieces} pieces. Prepare the shards with the model's tokenizer."
+        )
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return
+    theirs = open_tokenizer(folder, tokenizer.aliases or None)
+    ids = np.arange(min(theirs.num_pieces, tokenizer.num_pieces))
+    pieces = [one.pieces(ids) for one in (theirs, tokenizer)]
+    other = next((i for i, (a, b) in enumerate(zip(*pieces)) if a != b), None)
+    if other is not None:
+        found = f"id {other} is {pieces[0][other]!r} there and {pieces[1][other]!r} in the shards"
+    elif theirs.encode([_PROBE])[0].tolist() != tokenizer.encode([_PROBE])[0].tolist():
+        found = f"{_PROBE!r} is read as {theirs.pieces(theirs.encode([_PROBE])[0])} there"
+    else:
+        return
+    raise ValueError(
+        f"{where}: its tokenizer is not that of the shards: {found}. Prepare the shards with the "
+        "tokenizer in that folder."
+    )
 
 
 def _check_sizes(

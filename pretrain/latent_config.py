@@ -207,6 +207,13 @@ class OptimusConfig:
         """Position of the first token: behind the memory slot where there is one."""
         return int(self.latent.injection != "embedding")
 
+    def encoder_positions(self, source_tokens: int) -> int:
+        """Rows of the encoder's position table, for texts of up to `source_tokens` of the decoder's
+        tokens. With two tokenizers the encoder's own texts decide (pretrain/two_tokenizers.py)."""
+        if self.tokenizers == "two" and self.encoder.max_positions is not None:
+            return self.encoder.max_positions
+        return self.encoder.table_rows(source_tokens)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GlmVaeConfig:

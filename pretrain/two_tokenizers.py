@@ -49,8 +49,8 @@ def check_streams(config: Config, opened: Sequence[Shards]) -> None:
 
 def _check_lengths(config: Config, shards: Shards, encoder: EncoderEntry) -> None:
     """Raise ValueError where the longest document of either stream does not fit."""
-    packing, shape = config.data.packing, config.objectives.optimus.encoder
-    positions = shape.table_rows(packing.source_tokens)
+    packing = config.data.packing
+    positions = config.objectives.optimus.encoder_positions(packing.source_tokens)
     rooms = (
         ("", "data.packing.source_tokens", packing.source_tokens),
         ("encoder ", "positions of objectives.optimus.encoder", positions),

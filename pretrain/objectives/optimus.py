@@ -93,7 +93,7 @@ class Optimus:
             shape,
             generator,
             vocab_size=vocab_size,
-            num_positions=self.config.encoder.table_rows(source_tokens),
+            num_positions=self.config.encoder_positions(source_tokens),
         )
 
     def encode(self, model: ObjectiveModel, inputs: Mapping[str, Tensor]) -> Posterior:

@@ -1,6 +1,8 @@
 """A run of Optimus begins with BERT and GPT-2 as transformers has saved them."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from pretrain.setup import make_backbone
 from pretrain.weights import shapes_of
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
+# The folders hold no tokenizer to compare with; test_two_tokenizers.py has some that do.
+SHARDS: Any = SimpleNamespace(tokenizer=lambda: SimpleNamespace(num_pieces=99))
 ENCODER = (
     "{num_layers: 2, hidden_size: 16, num_heads: 2, mlp_size: 24, norm_order: post, gelu: erf, "
     "norm_eps: 1e-12, token_types: 2, embedding_norm: true, block_positions: false}"
@@ -59,7 +63,7 @@ def needed_by(config: Config) -> dict[str, tuple[int, ...]]:
 def test_both_halves_and_the_pooler_are_read(folders: tuple[Path, Path]) -> None:
     config = config_of(*folders)
     needed = needed_by(config)
-    weights = imported_weights(config, needed)
+    weights = imported_weights(config, needed, SHARDS)
     drawn = sorted(needed.keys() - weights.keys())
     assert drawn == [
         "parts.optimus.head.posterior.weight",
@@ -80,9 +84,9 @@ def test_another_shape_is_named(folders: tuple[Path, Path]) -> None:
         (config_of(bert, gpt2, "--model.max_positions=66"), r"position_table is \(70, 32\)"),
     ):
         with pytest.raises(ValueError, match=said):
-            imported_weights(config, needed_by(config))
+            imported_weights(config, needed_by(config), SHARDS)
 
 
 def test_without_the_objective_nothing_is_read(folders: tuple[Path, Path]) -> None:
     config = config_of(*folders, "--objectives.glm.weight=1", "--objectives.optimus.weight=0")
-    assert imported_weights(config, {}) == {}
+    assert imported_weights(config, {}, SHARDS) == {}
