@@ -28,7 +28,7 @@ def _train(argv: Sequence[str]) -> None:
     if start.task and _is_finished(config):
         return
     for source in config.data.sources:
-        if not (Path(source.shards) / "manifest.json").is_file():
+        if "://" not in source.shards and not (Path(source.shards) / "manifest.json").is_file():
             field = "data.corpora" if config.data.corpora else "data.shards"
             raise ValueError(
                 f"{field}: no prepared shards in {source.shards}. Make them with: "
@@ -70,6 +70,13 @@ def _generate(argv: Sequence[str]) -> None:
 
     log_to_stderr()
     generate(argv)
+
+
+def _evaluate(argv: Sequence[str]) -> None:
+    from pretrain.evaluate.command import main as evaluate
+
+    log_to_stderr()
+    evaluate(argv)
 
 
 def _plan(argv: Sequence[str]) -> None:
@@ -123,6 +130,7 @@ VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (_train, "train from a recipe under DeepSpeed"),
     "plan": (_plan, "memory, disk, traffic and days of a run, before it is started"),
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
+    "evaluate": (_evaluate, "measure a latent space on held-out text"),
     "export": (_export, "write the model of a run as one folder, to be handed over"),
     "sweep": (_sweep, "the tasks of a sweep file: a recipe trained with many settings"),
     "compare": (_compare, "runs side by side: settings that differ, losses, speed, cost, state"),

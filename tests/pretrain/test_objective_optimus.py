@@ -13,13 +13,14 @@ from torch import Tensor
 
 from kernels.visibility import Visibility
 from pretrain.convert_transformers import from_bert, from_gpt2
+from pretrain.evaluate.bound import TextBounds, bound_nats, draw_nats, log_ratio
+from pretrain.evaluate.latent_report import report
 from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, OptimusConfig
 from pretrain.models.backbone import Backbone
+from pretrain.models.latent import Posterior
 from pretrain.models.latent_shape import LatentShape
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.elbo import by_text
 from pretrain.objectives.glm import glm_inputs
-from pretrain.objectives.health import active_units, mutual_information_nats
 from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import ObjectiveModel
@@ -220,35 +221,39 @@ def test_without_the_slot_the_decoder_is_the_plain_language_model_bit_for_bit():
 
 
 @torch.no_grad()
-def test_importance_weighted_bound_mutual_information_and_active_units():
+def test_importance_weighted_bound_mutual_information_active_units_and_perplexity():
     """One sentence a batch, as the published evaluation is right; 100 draws of z."""
     golden = {k.removeprefix("bs1/"): v for k, v in stored("eval").items() if "bs1/" in k}
     objective = objective_of("both")
     model, inputs = model_of(objective), inputs_of(objective)
-    _, posterior = encoded(model, inputs)
-    mu, logvar = (t[:, 0] for t in posterior)
-    assert posterior.kl().sum(-1)[:, 0].tolist() == pytest.approx(golden["kl"].tolist(), rel=1e-5)
-    z = mu + golden["mi_eps"] * (0.5 * logvar).exp()
-    _, _, _, _, mi, units = golden["scalars"].tolist()
-    assert mutual_information_nats(mu, logvar, z) == pytest.approx(mi, abs=2e-5)
-    assert active_units(mu) == units
-    assert mu.var(0).tolist() == pytest.approx(golden["au_var"].tolist(), rel=1e-4)
+    posterior = Posterior(*(t[:, 0] for t in encoded(model, inputs)[1]))
+    kl = posterior.kl().sum(-1)
+    assert kl.tolist() == pytest.approx(golden["kl"].tolist(), rel=1e-5)
+    assert posterior.mu.var(0).tolist() == pytest.approx(golden["au_var"].tolist(), rel=1e-4)
 
     noise = golden["iw_eps"][:, :, 0].flatten(1, 2)  # (4, 100, 8)
-    weights = []
-    for draw in noise.unbind(1):
-        z = mu + draw * (0.5 * logvar).exp()
-        logits = logits_of(model, inputs, z[:, None])
-        log_probs = logits.log_softmax(-1).flatten(0, 1)[inputs["target_index"]]
-        nats = log_probs.gather(1, inputs["targets"][:, None])[:, 0]
-        log_px_z = by_text(nats, inputs["target_index"], inputs["document"], 1)[:, 0]
-        log_pz, log_qz = -0.5 * z.square(), -0.5 * (draw.square() + logvar)
-        weights.append((log_px_z, (log_pz - log_qz).sum(-1)))
-    log_px_z, ratio = (torch.stack(part).double() for part in zip(*weights))
-    assert log_px_z.mean(0).tolist() == pytest.approx(golden["rec_mean_logp"].tolist(), abs=1e-4)
-    bound = torch.logsumexp(log_px_z + ratio, 0) - math.log(100)
-    assert bound.tolist() == pytest.approx(golden["log_px_iw"].tolist(), abs=1e-4)
-    assert (bound > log_px_z.mean(0) - golden["kl"]).all()
+    each = Posterior(*(t[:, None] for t in posterior))
+    nats = draw_nats(model, objective, inputs, each.sample(noise), most_rows=40)
+    assert nats.mean(1).tolist() == pytest.approx((-golden["rec_mean_logp"]).tolist(), abs=1e-4)
+    bound = bound_nats(nats, log_ratio(each, noise))
+    assert bound.tolist() == pytest.approx((-golden["log_px_iw"]).tolist(), abs=1e-4)
+    texts = TextBounds(
+        bound, nats.mean(1), kl, nats[:, 0], nats[:, 0], inputs["weights"].new_tensor(
+            (stored("forward")["lengths"][:, 1] - 1).tolist()
+        ), torch.full((4,), 5), *posterior, each.sample(golden["mi_eps"][:, None]),
+    )  # fmt: skip
+    assert (texts.iw_nats < texts.elbo_nats).all()
+    perplexity, elbo, _, kl, mi, units = golden["scalars"].tolist()
+    found = report(texts, None, "reference")  # the beginning of each text counted
+    assert found["perplexity_per_token"] == pytest.approx(perplexity, rel=1e-5)
+    assert found["nats_per_sentence_elbo"] == pytest.approx(elbo, rel=1e-5)
+    assert found["kl_nats"] == pytest.approx(kl, rel=1e-5)
+    assert found["mutual_information_nats"] == pytest.approx(mi, abs=2e-5)
+    assert found["active_units"] == units
+    # Without it, as it should be: BOS is never predicted.
+    counted = stored("forward")["lengths"][:, 1].sum()
+    expected = math.exp(math.log(perplexity) * counted / (counted - 4))
+    assert report(texts, None)["perplexity_per_token"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_padded_batch_gives_what_each_sentence_gives_alone():

@@ -1,0 +1,175 @@
+"""A trained latent space as a run folder gives it back, without DeepSpeed.
+
+run = open_latent(Path("runs/optimus"))
+run.objective.encode(run.model, run.objective.inputs(batch)).mu
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.protocols import Transform
+from data_pipeline.tokenizing.special import Vocabulary
+from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.transforms.blank import BlankConfig, BlankTransform
+from pretrain.checkpoint_files import checked_weights, choose, read_manifest
+from pretrain.cli import config_from_yaml
+from pretrain.config import Config
+from pretrain.latent_config import GlmVaeConfig
+from pretrain.models.backbone import Backbone, lay_out_for_decoding, num_positions
+from pretrain.models.shape import padded_vocabulary
+from pretrain.objectives.latent import LatentObjective
+from pretrain.objectives.loss import ObjectiveModel
+from pretrain.objectives.select import objectives_of, parts_of
+from pretrain.run_folder import RunFolder
+from pretrain.two_tokenizers import reads_two
+from pretrain.weights import WeightFiles, copy_into, difference, shapes_of
+
+# Every text from [gMASK] alone, whatever shares of blanks a run was trained with.
+WHOLE_TEXTS: dict[str, Any] = {
+    "token_prob": 0.0,
+    "sentence_prob": 0.0,
+    "document_prob": 1.0,
+    "single_span_prob": 0.0,
+    "whole_prob": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class LatentRun:
+    """What a folder gives back of one latent space."""
+
+    path: Path
+    step: int
+    config: Config
+    tokenizer: Tokenizer  # of what is written
+    encoder_tokenizer: Tokenizer | None  # of what is read, where that is another one
+    objective: LatentObjective
+    model: ObjectiveModel
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return next(self.model.parameters()).device
+
+    @property
+    def source_tokens(self) -> int:
+        """Tokens of the longest text, its beginning and end counted."""
+        return self.config.data.packing.source_tokens
+
+    @property
+    def encoder_tokens(self) -> int:
+        """Tokens of the longest text that an encoder with a tokenizer of its own reads."""
+        return self.config.objectives.optimus.encoder.table_rows(self.source_tokens)
+
+    @property
+    def blanks(self) -> BlankConfig | None:
+        """How texts are blanked out in training; None where they are always written whole."""
+        config = self.objective.config
+        return config.blanks if isinstance(config, GlmVaeConfig) else None
+
+    def transform(self) -> Transform:
+        """How texts become rows in training."""
+        return self.objective.transform(
+            self.tokenizer.special,
+            source_tokens=self.source_tokens,
+            vocab_size=self.tokenizer.vocab_size,
+        )
+
+    def whole_transform(self) -> Transform:
+        """How texts become rows that are written whole, from nothing but z."""
+        if self.blanks is None:
+            return self.transform()
+        return BlankTransform(
+            replace(self.blanks, **WHOLE_TEXTS),
+            self.tokenizer.special,
+            source_tokens=self.source_tokens,
+            vocab_size=self.tokenizer.vocab_size,
+            keeps_sources=True,
+        )
+
+
+def open_latent(folder: Path, step: int | None = None, name: str | None = None) -> LatentRun:
+    """The latent space of a run after `step` updates (None: the newest checkpoint), in fp32.
+
+    name: of the objective, where the run has several with a latent space. It lies on the GPU where
+    there is one, and its encoder reads texts as they are, without the noise of training. Raises
+    ValueError where the folder or a file of it is missing or damaged, or where the run has no
+    latent space.
+    """
+    run = RunFolder(folder)
+    config = config_from_yaml(run.config)
+    tokenizer, encoder = open_tokenizer(run.tokenizer), None
+    if reads_two(config.objectives):
+        encoder = open_tokenizer(run.encoder_tokenizer)
+    objective = _chosen(config, folder, name, encoder)
+    saved = choose(folder, step)
+    weights = WeightFiles.open([checked_weights(saved)])
+    model = _model(weights, config, objective, vocab_size=tokenizer.vocab_size, source=saved)
+    step = read_manifest(saved).update
+    own_encoder = encoder if objective.name == "optimus" else None
+    return LatentRun(folder, step, config, tokenizer, own_encoder, objective, model)
+
+
+def _chosen(
+    config: Config, folder: Path, name: str | None, encoder: Tokenizer | None
+) -> LatentObjective:
+    vocabulary = None if encoder is None else Vocabulary(encoder.special, encoder.vocab_size)
+    clean = replace(
+        config.objectives, optimus=replace(config.objectives.optimus, denoise_ratio=0.0)
+    )
+    objectives = objectives_of(clean, steps=config.steps, encoder=vocabulary)
+    latent = {o.name: o for o in objectives if isinstance(o, LatentObjective)}
+    if not latent:
+        raise ValueError(
+            f"{folder} has no latent space: it has learned {', '.join(o.name for o in objectives)}."
+            " Give a run of objectives.optimus, adavae or glm_vae (launch/recipes)."
+        )
+    if name is None and len(latent) > 1:
+        raise ValueError(
+            f"{folder} has learned several latent spaces. Choose one: --objective "
+            f"{' or '.join(latent)}."
+        )
+    name = name or next(iter(latent))
+    if name not in latent:
+        raise ValueError(f"--objective {name}: {folder} has learned {', '.join(latent)}.")
+    return latent[name]
+
+
+def _model(
+    weights: WeightFiles,
+    config: Config,
+    objective: LatentObjective,
+    *,
+    vocab_size: int,
+    source: Path,
+) -> ObjectiveModel:
+    """Backbone and part of the objective; the parts of others are of no use here."""
+    own = f"parts.{objective.name}."
+    calls = objective.backbone_calls > 0
+    held = {
+        name: shape
+        for name, shape in weights.shapes.items()
+        if name.startswith(own) or (calls and name.startswith("backbone."))
+    }
+    rows = held["backbone.embedding.token_table"][0] if calls else padded_vocabulary(vocab_size)
+    source_tokens = config.data.packing.source_tokens
+    with torch.device("meta"):
+        backbone = None
+        if calls:
+            positions = num_positions(config.model, source_tokens)
+            backbone = Backbone(config.model, vocab_size=rows, num_positions=positions)
+        parts = parts_of(
+            [objective], config.model, vocab_size=rows, source_tokens=source_tokens,
+            seed=config.seed,
+        )  # fmt: skip
+        model = ObjectiveModel(backbone, parts)
+    if error := difference(shapes_of(model), held):
+        raise ValueError(f"the weights of {source} are not those of its config: {error}.")
+    model.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        lay_out_for_decoding(model)
+    copy_into(model, weights)
+    return model.eval()

@@ -1,0 +1,94 @@
+"""Run folders of small models with a latent space, as training leaves them, without training."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from data_pipeline.storage.shards import open_shards
+from pretrain.checkpoint_files import FORMAT, MANIFEST, WEIGHTS, Manifest, folder_name, measure
+from pretrain.cli import parse_train
+from pretrain.models.backbone import Backbone, num_positions
+from pretrain.models.shape import padded_vocabulary
+from pretrain.objectives.loss import ObjectiveModel
+from pretrain.objectives.select import objectives_of, parts_of
+from pretrain.run_folder import RunFolder
+
+DEBUG = str(Path(__file__).parents[3] / "launch" / "recipes" / "debug.yaml")
+LATENT = "size: 6"
+SMALL = "num_layers: 2, hidden_size: 32, num_heads: 2, dropout_prob: 0.0"
+MODELS: dict[str, list[str]] = {
+    "glm": [],
+    "optimus": [
+        "--model.block_positions=false",
+        "--model.max_positions=80",
+        "--objectives.glm.weight=0",
+        "--objectives.optimus.weight=1",
+        f"--objectives.optimus.encoder={{{SMALL}}}",
+        "--objectives.optimus.latent={size: 6, pooling: cls, injection: both}",
+        "--objectives.optimus.denoise_ratio=0.3",
+    ],
+    "adavae": [
+        "--model.block_positions=false",
+        "--objectives.glm.weight=0",
+        "--objectives.adavae.weight=1",
+        "--objectives.adavae.encoder_layers=1",
+        "--objectives.adavae.adapter_size=4",
+        "--objectives.adavae.latent_size=6",
+    ],
+    "glm_vae": [
+        "--objectives.glm_vae.weight=1",
+        "--objectives.glm_vae.latent={size: 6, injection: both}",
+        "--objectives.glm_vae.blanks={token_prob: 0.5, document_prob: 0.5, whole_prob: 0.3}",
+    ],
+    "lstm_vae": [
+        "--objectives.glm.weight=0",
+        "--objectives.lstm_vae.weight=1",
+        "--objectives.lstm_vae.embedding_size=16",
+        "--objectives.lstm_vae.hidden_size=24",
+        "--objectives.lstm_vae.latent_size=6",
+    ],
+}
+
+
+def write_run(name: str, flags: list[str], shards: Path, folder: Path, step: int = 7) -> None:
+    """A run folder with one checkpoint, whose weights are drawn so wide that z matters."""
+    common = [f"--data.shards={shards}", f"--name={name}", "--model.dropout_prob=0"]
+    config, _ = parse_train(["--config", DEBUG, *common, *flags])
+    run = RunFolder(folder)
+    run.path.mkdir()
+    run.describe(config, {})
+    data = open_shards(shards)
+    data.tokenizer().save(run.tokenizer)
+    objectives = objectives_of(config.objectives, steps=config.steps)
+    tokens, rows = config.data.packing.source_tokens, padded_vocabulary(data.vocab_size)
+    backbone = None
+    if any(o.backbone_calls for o in objectives):
+        positions = num_positions(config.model, tokens)
+        backbone = Backbone(config.model, vocab_size=rows, num_positions=positions)
+    parts = parts_of(objectives, config.model, vocab_size=rows, source_tokens=tokens, seed=1)
+    model = ObjectiveModel(backbone, parts)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.dim() > 1 else parameter.add_(0.02)
+    saved = run.checkpoints / folder_name(step)
+    saved.mkdir(parents=True)
+    safetensors.torch.save_file(model.state_dict(), saved / WEIGHTS)
+    files: dict[str, Any] = {WEIGHTS: measure(saved / WEIGHTS)}
+    (saved / MANIFEST).write_text(Manifest(FORMAT, step, 1, {}, {}, files).text())
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Callable[[str], Path]:
+    """Gives the run folder of a model of MODELS."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def folder(name: str) -> Path:
+        if not (root / name).exists():
+            write_run(name, MODELS[name], shards, root / name)
+        return root / name
+
+    return folder
