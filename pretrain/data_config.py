@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from data_pipeline.packing.plan import PackingConfig
+from data_pipeline.reading.file_kinds import without_credentials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,10 @@ class DataConfig:
     """First and last step, from 1, of each stretch whose rows are passed over without training on
     them, as [[1200, 1210]]; for text that a loss curve has shown to be bad (Chowdhery et al. 2022,
     5.1)."""
+    local_cache: str | None = None
+    """Folder on a disk of each host, as an NVMe, to which the shards are copied before the first
+    step, each byte compared with its checksum; the next start finds them there. Needed where shards
+    lie behind a URL (s3://bucket/shards). Nothing is ever removed from it."""
     allow_other_data: bool = False
     """Whether a resume may continue with other shards, seed, packing or blanks than the
     checkpoint's (the rows then differ from there on), and
@@ -90,6 +95,12 @@ class DataConfig:
         if len(names) != len(set(names)):
             raise ValueError(
                 f"data.corpora: names must differ, got {', '.join(names)}. Give each a `name`."
+            )
+        remote = [c.shards for c in self.sources if "://" in c.shards]
+        if remote and self.local_cache is None:
+            raise ValueError(
+                f"{without_credentials(remote[0])} lies behind a URL: set data.local_cache to a "
+                "folder on each host's own disk, to which the shards are copied."
             )
         if self.num_workers < 0:
             raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")

@@ -17,7 +17,9 @@ from pretrain import checkpoint, resume
 from pretrain.cli import Start
 from pretrain.config import Config
 from pretrain.corpora import Corpora, check_every_byte, open_corpora
+from pretrain.data_config import CorpusConfig
 from pretrain.evaluate.while_training import evaluate, fill_texts
+from pretrain.local_cache import local_sources
 from pretrain.lost_ranks import lost_ranks_named, roll_called
 from pretrain.metrics import Metrics
 from pretrain.objectives.loss import Objective
@@ -52,7 +54,8 @@ def run(config: Config, start: Start) -> str | None:
 
 def run_in(world: World, config: Config, start: Start) -> str | None:
     """`run` on ranks that have joined; they may run another one after it."""
-    corpora = world.together(lambda: checked_corpora(config))
+    sources = local_sources(config.data, world)
+    corpora = world.together(lambda: checked_corpora(config, sources))
     if config.data.verify == "hashes":
         check_every_byte(corpora, world)
     folder = RunFolder(Path(config.runs) / config.name)
@@ -74,12 +77,15 @@ def run_in(world: World, config: Config, start: Start) -> str | None:
     return stopped_by
 
 
-def checked_corpora(config: Config) -> Corpora:
-    """The corpora of the run, their sizes compared with their manifests.
+def checked_corpora(
+    config: Config, sources: tuple[CorpusConfig, ...] | None = None
+) -> Corpora:
+    """The corpora of the run in `sources` (by default where the
+    recipe says), their sizes compared with their manifests.
 
     Raises ValueError for damage, or where they lack what the recipe needs.
     """
-    corpora = open_corpora(config.data.sources)
+    corpora = open_corpora(sources or config.data.sources)
     check_streams(config, [corpus.shards for corpus in corpora.corpora])
     if config.checkpoints.keep_best and not corpora.held_out():
         raise ValueError(

@@ -134,10 +134,12 @@ def test_a_stopped_rank_does_and_the_run_had_gone_on(idle_hosts: Any, job: Job) 
 
 
 def test_a_pulled_cable_ends_both_sides_each_naming_the_other(idle_hosts: Any, job: Job) -> None:
-    before = job.last_step()
-    started = job.start()
+    before, cache = job.last_step(), job.folder / "nvme"
+    started = job.start(**{"data.local_cache": cache})
     job.wait_for_step(before + 3, started)
     assert "resumed from" in job.log.read_text()
+    (copy,) = cache.glob("shards-*")  # which both hosts see here, so that one of them waited
+    assert f"tokens in {copy}" in job.log.read_text()
     ranks = [idle_hosts.rank(number) for number in (0, 1)]
     idle_hosts.set_link(1, "down")
     for rank in ranks:
@@ -148,6 +150,24 @@ def test_a_pulled_cable_ends_both_sides_each_naming_the_other(idle_hosts: Any, j
         assert f"LostRankError: rank {other} on host{other} is lost: no sign of life" in ended
     idle_hosts.end_all()  # ssh and pdsh, which wait for the host behind the cable
     started.wait(timeout=SLOW_MACHINE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [(2, 2), (1, 0)])
+def test_the_run_goes_on_with_more_ranks_and_with_fewer(
+    slots: tuple[int, int], idle_hosts: Any, job: Job, tmp_path: Path
+) -> None:
+    """Behind the tests above; a minute on a quiet machine, where four ranks share two cores."""
+    hostfile = tmp_path / "hostfile"
+    lines = [f"host{number} slots={count}" for number, count in enumerate(slots) if count]
+    hostfile.write_text("\n".join(lines) + "\n")
+    before = job.last_step()
+    started = job.start(hostfile=hostfile, timeout_s=60, expected_ranks=sum(slots))
+    job.wait_for_step(before + 3, started)
+    assert "resumed from" in job.log.read_text()
+    assert f"2 rows a micro-batch x {sum(slots)} ranks" in job.log.read_text()
+    (job.run / "STOP").touch()
+    assert started.wait(timeout=SLOW_MACHINE_S) == 85, job.log.read_text()
 
 
 def test_a_missing_hostfile_is_an_error(idle_hosts: Any, job: Job, tmp_path: Path) -> None:
