@@ -10,8 +10,11 @@ Example: with micro_rows 16, accumulation 4 and precision bf16, `{"zero_optimiza
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, Literal
+
+logger = logging.getLogger(__name__)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -67,9 +70,74 @@ def complete(
             f"{path}: zero_optimization.compute_grad_norm false hides a gradient that is not "
             f"finite. Remove it from {path.name}."
         )
+    if problem := _partition_problem(settings.get("zero_optimization", {}), world_size):
+        raise ValueError(f"{path}: {problem}")
     for key, (value, source) in filled.items():
         settings[key] = _merged(path, key, settings.get(key), value, source)
     return settings
+
+
+QUANTIZED = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
+
+
+def quantized(settings: dict[str, Any]) -> list[str]:
+    """The fields of the file that send weights or gradients in fewer bits (ZeRO++)."""
+    zero = settings.get("zero_optimization", {})
+    return [field for field in QUANTIZED if zero.get(field)]
+
+
+def check_quantized(settings: dict[str, Any], device_type: str) -> None:
+    """Raise ValueError where DeepSpeed's quantizer, which is written in CUDA alone, cannot run."""
+    fields = quantized(settings)
+    if fields and device_type != "cuda":
+        raise ValueError(
+            f"zero_optimization.{fields[0]}: DeepSpeed quantizes in CUDA alone, and this run "
+            f"computes on {device_type}. Remove it from DeepSpeed's file."
+        )
+    if fields:
+        logger.warning(
+            "engine: %s: sums over ranks are rounded to fewer bits than numerics.reduction_dtype "
+            "says, and DeepSpeed compiles its quantizer once (minutes)",
+            ", ".join(fields),
+        )
+
+
+def second_partition(settings: dict[str, Any]) -> int:
+    """Ranks among which stage 3 keeps a second copy of the weights for the backward pass
+    (zero_hpz_partition_size); 1 where it keeps none."""
+    return int(settings.get("zero_optimization", {}).get("zero_hpz_partition_size", 1) or 1)
+
+
+def _partition_problem(zero: dict[str, Any], world_size: int) -> str | None:
+    """What cannot work about how weights are spread and sent at stage 3."""
+    settings = {"zero_optimization": zero}
+    second = second_partition(settings)
+    named = [*quantized(settings), *(["zero_hpz_partition_size"] if second > 1 else [])]
+    if named and stage(settings) != 3:
+        return (
+            f"zero_optimization.{named[0]} has an effect at stage 3 alone, and the stage is "
+            f"{stage(settings)}. Remove it, or set stage 3."
+        )
+    if world_size % min(second, world_size):
+        return (
+            "zero_optimization.zero_hpz_partition_size must divide the number of ranks, got "
+            f"{second} for {world_size} ranks. Take the ranks of a host."
+        )
+    if zero.get("zero_quantized_gradients") and not zero.get("reduce_scatter", True):
+        return (
+            "zero_optimization.zero_quantized_gradients needs reduce_scatter, which is false. "
+            "Remove one of them."
+        )
+    if int(zero.get("mics_shard_size", -1)) > 0:
+        return (
+            "zero_optimization.mics_shard_size is not supported: it needs another way to build the "
+            "model. zero_hpz_partition_size keeps weights inside a host too."
+        )
+    return None
 
 
 def stage(settings: dict[str, Any]) -> int:

@@ -29,7 +29,7 @@ from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID  # noqa: E402
 from deepspeed.utils import set_z3_leaf_modules  # noqa: E402
 
-from pretrain.deepspeed_settings import offloads, stage  # noqa: E402
+from pretrain.deepspeed_settings import check_quantized, offloads, stage  # noqa: E402
 from pretrain.optimizer_config import OptimizerConfig  # noqa: E402
 from pretrain.pausing import Pauses  # noqa: E402
 from pretrain.world import World  # noqa: E402
@@ -80,6 +80,7 @@ class Engine:
         self.accumulation: int = settings["gradient_accumulation_steps"]
         self.dtype = torch.bfloat16 if settings["bf16"]["enabled"] else torch.float32
         _check_offload(offloads(settings))
+        check_quantized(settings, world.device.type)
         settings = _suited(settings, torch.distributed.get_backend())
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
         # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a

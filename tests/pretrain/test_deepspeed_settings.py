@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from pretrain.deepspeed_settings import REPOSITORY, complete, offloads, read, stage
+from pretrain.deepspeed_settings import (
+    REPOSITORY,
+    check_quantized,
+    complete,
+    offloads,
+    quantized,
+    read,
+    second_partition,
+    stage,
+)
 
 
 def _complete(path: Path, **changes: Any) -> dict[str, Any]:
@@ -59,6 +68,14 @@ def test_clipping_is_always_written(tmp_path: Path) -> None:
         ({"bf16": {"check_grad_overflow": False}}, "recipe's precision asks for"),
         ({"zero_optimization": {"compute_grad_norm": False}}, "hides a gradient that is not fin"),
         ({"communication_data_type": "bf16"}, "recipe's numerics.reduction_dtype asks for"),
+        ({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 2}}, "at stage 3 alone"),
+        ({"zero_optimization": {"stage": 1, "zero_quantized_weights": True}}, "at stage 3 alone"),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": 2}}, "mics_shard_size is not supp"),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}
+             | {"reduce_scatter": False}},
+            "zero_quantized_gradients needs reduce_scatter",
+        ),
         ({"train_micro_batch_size_per_gpu": "auto"}, "recipe's batch.micro_rows asks for 4"),
     ],
 )
@@ -69,6 +86,31 @@ def test_a_contradiction_names_file_and_recipe(
     with pytest.raises(ValueError, match=r"ds\.json: ") as refused:
         _complete(path)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("second", "ranks", "works"), [(8, 32, True), (8, 4, True), (8, 12, False)])
+def test_the_second_partition_divides_the_ranks(
+    second: int, ranks: int, works: bool, tmp_path: Path
+) -> None:
+    zero = {"stage": 3, "zero_hpz_partition_size": second}
+    path = _file(tmp_path, {"zero_optimization": zero})
+    if works:
+        assert second_partition(_complete(path, world_size=ranks)) == second
+        return
+    with pytest.raises(ValueError, match="must divide the number of ranks, got 8 for 12 ranks"):
+        _complete(path, world_size=ranks)
+
+
+def test_what_is_quantized_is_named(tmp_path: Path) -> None:
+    zero = {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True}
+    settings = _complete(_file(tmp_path, {"zero_optimization": zero}))
+    assert quantized(settings) == ["zero_quantized_weights", "zero_quantized_gradients"]
+    assert settings["zero_optimization"] == zero  # passed on as they are
+    assert quantized({}) == [] and second_partition({}) == 1
+    with pytest.raises(ValueError, match="quantizes in CUDA alone, and this run computes on cpu"):
+        check_quantized(settings, "cpu")
+    check_quantized(settings, "cuda")
+    check_quantized({}, "cpu")
 
 
 def test_bf16_without_master_weights_is_refused(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ CASES = {
     "two_ranks_stage3_accumulating": Case(2, 3, 1),
     "two_ranks_stage3_offloaded": Case(2, 3, 4, ON_CPU),
     "two_ranks_stage3_hierarchical": Case(2, 3, 2, {"zero_hpz_partition_size": 2}),
+    "two_ranks_stage3_hierarchical": Case(2, 3, 2, {"zero_hpz_partition_size": 2}),
     "two_ranks_stage3_recomputing": Case(
         2, 3, 4, flags=("--memory.activation_checkpointing=every_1",)
     ),
