@@ -15,6 +15,7 @@ from pretrain.latent_config import AdaVaeConfig, GlmVaeConfig, LstmVaeConfig, Op
 from pretrain.models.shape import BackboneShape
 from pretrain.optimizer_config import OptimizerConfig, ScheduleConfig, SpikesConfig
 from pretrain.trains import Trains, UnfreezingConfig
+from pretrain.watch_config import ProfileConfig, StragglersConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +231,10 @@ class Config:
     """Held-out loss."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Saving."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """A trace of some steps."""
+    stragglers: StragglersConfig = field(default_factory=StragglersConfig)
+    """Ranks that the others wait for."""
     deepspeed_config: str | None = None
     """DeepSpeed's own JSON file; by default ds_config.json of this repository (ZeRO stage 3)."""
     interface: str | None = None
@@ -250,6 +255,11 @@ class Config:
         if self.stop_at_step is not None and not 1 <= self.stop_at_step <= self.steps:
             raise ValueError(
                 f"stop_at_step must lie in 1..steps = {self.steps}, got {self.stop_at_step}."
+            )
+        if self.profile.start_step > self.steps:
+            raise ValueError(
+                f"profile.start_step must be at most steps = {self.steps}, got "
+                f"{self.profile.start_step}."
             )
         evaluated, saved = self.evaluation.every_steps, self.checkpoints.every_steps
         if self.checkpoints.keep_best and (evaluated == 0 or saved % evaluated):

@@ -1,7 +1,7 @@
 """A sweep: one recipe trained many times with other settings, numbered tasks of a job array.
 
     name: lambda                          # the folder of its runs; by default the file's name
-    recipe: ../recipes/optimus.yaml       # counts from the folder of this file
+    recipe: ../recipes/glm_base.yaml      # counts from the folder of this file
     settings: {steps: 2000}               # of every task, over the recipe
     grid:                                 # every combination; the last key changes fastest
       objectives.optimus.elbo.free_bits.nats: [0.05, 0.1, 0.25]

@@ -33,6 +33,7 @@ from pretrain.stopping import StopRequests
 from pretrain.throughput import StepScalars, corpus_scalars, objective_scalars
 from pretrain.two_tokenizers import check_streams
 from pretrain.update import MicroBatch, Update, apply_update, pass_over
+from pretrain.watching import Watch
 from pretrain.world import World, join_world, leave_world
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     # Before the first step, so that a text the model cannot read ends the run now and not at night.
     fill_texts(setup, setup.step, metrics if setup.step == 0 else None)
     streams = {o.name: training_stream(setup, o) for o in setup.objectives}
-    stops, scalars = StopRequests(setup.folder.path, world), StepScalars(setup)
+    stops, scalars, watch = StopRequests(setup.folder.path, world), StepScalars(setup), Watch(setup)
     reason = None
     for step in range(setup.step + 1, last + 1):
         applied = setup.judge.updates
@@ -124,12 +125,14 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
             steps=config.steps,
             schedule=config.schedule,
         )
+        watch.before(step)
         done, batches = take_step(setup, streams, step, lr, stops)
+        found = watch.after(step, done.data_wait_s)
         if metrics:
             shares = setup.corpora.shares(batches[setup.objectives[0].name].position)
             said = done.skipped and setup.judge.in_words(done.skipped)
-            of_objectives = objective_scalars(setup.objectives, applied)
-            metrics.step(step, scalars(done, lr) | corpus_scalars(shares) | of_objectives, said)
+            found |= corpus_scalars(shares) | objective_scalars(setup.objectives, applied)
+            metrics.step(step, scalars(done, lr) | found, said)
         setup.judge.stop_if_hopeless(step)
         reason = stops.agreed(done.votes) if step < last else None
         held_out = None
@@ -142,7 +145,8 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
             leaves = bool(reason) or step == last
             save(setup, step, places, metrics, held_out=held_out, leaves=leaves)
             scalars.restart_clock()
-        if reason:
+        if reason or step == last:
+            watch.leave(step)
             break
     if metrics:
         metrics.finish(reason)
