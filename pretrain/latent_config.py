@@ -166,7 +166,7 @@ BERT_BASE = BackboneShape(
 @dataclass(frozen=True, kw_only=True)
 class OptimusConfig:
     """Optimus (Li et al. 2020): an encoder of its own, BERT's shape, and the run's backbone as
-    decoder, which is to have GPT-2's shape (launch/recipes/optimus.yaml)."""
+    decoder, which is to have GPT-2's shape (launch/recipes/optimus_pretrain.yaml)."""
 
     weight: float = 0.0
     """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
