@@ -20,7 +20,7 @@ srun_pid=''
 asker=''
 crashes=0
 
-is_slurm_task() { # the shells that salloc and srun --pty give have step numbers from 4294967290 on
+is_slurm_task() { # a shell that salloc gives on a node has a step number from 4294967290 on
   [[ -n "${SLURM_STEP_ID:-}" ]] && ((SLURM_STEP_ID < 4294967290))
 }
 

@@ -28,6 +28,16 @@ is_given() { # OPTION: on the command line or in the environment
   [[ "$name" == ntasks-per-node ]] && is_given ntasks
 }
 
+folder_of_job() { # which relative paths in ARGS count from
+  local given before='' folder=.
+  for given in "${options[@]}"; do
+    [[ "$given" != --chdir=* ]] || folder=${given#*=}
+    [[ "$before" != --chdir && "$before" != -D ]] || folder=$given
+    before=$given
+  done
+  echo "$folder"
+}
+
 options=()
 while (($#)) && [[ "$1" != *.sbatch ]]; do
   options+=("$1")
@@ -59,7 +69,10 @@ shift
 if has_flag --config "$@"; then
   PYTHON=$(interpreter "$PALIMPSEST_ROOT")
   as_task_1=("${@//%A/1}")
-  PYTHONPATH=$PALIMPSEST_ROOT "$PYTHON" -P -m pretrain progress "${as_task_1[@]//%a/1}" >/dev/null
+  (
+    cd -- "$(folder_of_job)"
+    PYTHONPATH=$PALIMPSEST_ROOT "$PYTHON" -P -m pretrain progress "${as_task_1[@]//%a/1}" >/dev/null
+  )
 fi
 [[ -z "${CHECK_ONLY:-}" ]] || exit 0
 exec sbatch "${options[@]}" "$template" "$@"

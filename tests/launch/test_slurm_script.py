@@ -3,6 +3,7 @@
 tests/launch/slurm/ does the same under a real SLURM, which takes a hundred times as long.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,18 @@ def rank_of(cluster: Cluster, **environment: str) -> dict[str, str]:
     ended = cluster.start(**(step | environment))
     assert ended.code == 0, ended.said
     return dict(line.split("=", 1) for line in ended.lines("rank") if "=" in line)
+
+
+def test_scripts_of_all_objectives_find_their_way_alike(repository: Path) -> None:
+    """A spooled copy has nothing but itself to find the repository with."""
+
+    def without_names(script: Path) -> str:
+        head, text = script.read_text().split("set -euo pipefail\n")
+        assert head.splitlines()[1] == "#SBATCH --signal=B:USR1@120 --requeue --open-mode=append"
+        return re.sub(r"/recipes/\w+\.yaml", "/RECIPE", text.replace(script.name, "SCRIPT"))
+
+    scripts = list(repository.glob("launch/pretrain_*.sh"))
+    assert len({without_names(script) for script in scripts}) == 1
 
 
 def test_a_task_of_srun_becomes_the_rank_that_slurm_says(cluster: Cluster) -> None:

@@ -150,7 +150,10 @@ class Slurm:
         until(lambda: self.job(name)["JobState"] == "PENDING", f"job {name} waits", self._told)
 
     def start_again(self, name: str) -> None:
-        """Let a requeued job, which SLURM holds back for two minutes, start at once."""
+        """Let a requeued job, which SLURM holds back for two minutes, start soon.
+
+        Not at once: a slurmd refuses a job within the second in which it has ended it.
+        """
         self.until_pending(name)
         # Right after its end a job cannot be altered.
         until(lambda: self._is_let_start(name), f"job {name} may start", self._told)
@@ -164,7 +167,7 @@ class Slurm:
         until(lambda: read().count(text) >= times, f"{text!r} in {log}", read)
 
     def _is_let_start(self, name: str) -> bool:
-        now = self.tried("scontrol", "update", f"JobId={name}", "StartTime=now")
+        now = self.tried("scontrol", "update", f"JobId={name}", "StartTime=now+3")
         return now.returncode == 0 or self.job(name)["JobState"] != "PENDING"
 
     def cancel_all(self) -> None:
