@@ -62,7 +62,7 @@ class LatentRun:
     @property
     def encoder_tokens(self) -> int:
         """Tokens of the longest text that an encoder with a tokenizer of its own reads."""
-        return self.config.objectives.optimus.encoder.table_rows(self.source_tokens)
+        return self.config.objectives.optimus.encoder_positions(self.source_tokens)
 
     @property
     def blanks(self) -> BlankConfig | None:
