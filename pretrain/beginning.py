@@ -1,7 +1,7 @@
 """Weights that a run begins with: those of another run, or of BERT and GPT-2."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from pretrain.config import Config
 from pretrain.imported import imported_folders, imported_weights
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.run_folder import RunFolder
-from pretrain.warm_start import check_source, open_source
+from pretrain.warm_start import Source, check_source, open_source, unshared_parts
 from pretrain.weights import shapes_of
 from pretrain.world import World
 
@@ -51,9 +51,22 @@ def first_weights(
         vocabulary = None if other_words else shards.tokenizer().fingerprint
         check_source(source, needed, vocabulary)
         logger.info("weights to begin with: %s", source.path)
-        return source.weights.tensor
+        return _read_of(source, needed)
 
     return world.together(opened if world.leads else lambda: _only_rank_0_reads)
+
+
+def _read_of(
+    source: Source, needed: Mapping[str, tuple[int, ...]]
+) -> Callable[[str], torch.Tensor | None]:
+    """Reads a weight of `source`; None for those of a part that it lacks, which is said once."""
+    fresh, unused = unshared_parts(source, needed)
+    for part, number in fresh.items():
+        logger.info("not in %s, begins as it is drawn: %s (%d weights)", source.path, part, number)
+    for part, number in unused.items():
+        logger.info("in %s, of no use here: %s (%d weights)", source.path, part, number)
+    held = source.weights.shapes
+    return lambda name: source.weights.tensor(name) if name in held else None
 
 
 def _only_rank_0_reads(name: str) -> torch.Tensor:

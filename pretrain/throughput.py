@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import psutil
 import torch
 
-from pretrain.flop import training_flop
 from pretrain.judge import Judge
 from pretrain.metric_lines import TOKENS
 from pretrain.objectives.loss import Objective
@@ -96,12 +95,13 @@ class StepScalars:
         return scalars
 
     def _flop(self, done: Update) -> float:
-        return training_flop(
-            self._setup.config.model,
-            vocab_size=self._setup.vocab_size,
-            tokens=done.tokens,
-            visible_pairs=done.visible_pairs,
-            targets=done.targets,
+        return sum(
+            objective.flop(
+                self._setup.config.model,
+                done.work[objective.name],
+                vocab_size=self._setup.vocab_size,
+            )
+            for objective in self._setup.objectives
         )
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from data_pipeline.packing.loader import Batch
 from pretrain.engine import Engine
+from pretrain.flop import Work
 from pretrain.objectives.loss import Objective
 from pretrain.world import World
 
@@ -40,19 +41,40 @@ class Update:
     skipped: str | None  # why nothing was applied, a reason of judge.py; None where it was
     gradient_norm: float | None  # global L2 norm before clipping; None where it was not computed
     cells: float  # positions, padding included
-    tokens: float  # positions that belong to a document
-    visible_pairs: float
-    targets: float
+    work: dict[str, Work]  # what the rows of each objective held
     votes: list[float]  # what the ranks brought as votes, summed
     data_wait_s: float  # longest over the micro-batches of this rank, summed
 
+    @property
+    def tokens(self) -> float:
+        """Positions that belong to a document."""
+        return sum(work.tokens for work in self.work.values())
+
+    @property
+    def targets(self) -> float:
+        """Targets of all objectives."""
+        return sum(work.targets for work in self.work.values())
+
+    @property
+    def visible_pairs(self) -> float:
+        """Pairs of query and visible key in what is written."""
+        return sum(work.visible_pairs for work in self.work.values())
+
     def loss(self, objectives: Sequence[Objective]) -> float:
         """The minimised value: weighted sum of means in nats."""
-        return sum(
-            o.weight * self.sums[f"{o.name}/{term}"] / max(self.counts[f"{o.name}/{term}"], 1.0)
-            for o in objectives
-            for term in o.optimised
-        )
+        return sum(self._share(o, term) for o in objectives for term in o.optimised)
+
+    def judged_loss(self, objectives: Sequence[Objective]) -> float:
+        """What spikes are told by: as `loss`, of the terms that no schedule scales; `loss` where
+        that is no finite number."""
+        loss = self.loss(objectives)
+        if not math.isfinite(loss):
+            return loss
+        return sum(self._share(o, term) for o in objectives for term in o.judged)
+
+    def _share(self, objective: Objective, term: str) -> float:
+        name = f"{objective.name}/{term}"
+        return objective.weight * self.sums[name] / max(self.counts[name], 1.0)
 
 
 def apply_everything(nats: float) -> str | None:
@@ -100,7 +122,7 @@ def apply_update(
             done = replace(
                 _summed(engine.world, reported, batches, votes()), data_wait_s=data_wait_s
             )
-            skipped = judge(done.loss(objectives))
+            skipped = judge(done.judged_loss(objectives))
             if skipped is not None:
                 engine.drop_gradients()
                 return replace(done, skipped=skipped), batches[-1]
@@ -186,35 +208,40 @@ def _summed(
     world: World, reported: Mapping[str, Tensor], batches: Sequence[MicroBatch], votes: Tensor
 ) -> Update:
     """What ranks tell each other of a step, in one sum, as an update of which nothing is judged."""
-    names = sorted(reported)
+    names, of_objectives = sorted(reported), sorted(batches[0])
     sizes = torch.tensor(
-        [_sizes(batch) for micro in batches for batch in micro.values()], dtype=torch.float64
+        [[_sizes(micro[name]) for name in of_objectives] for micro in batches], dtype=torch.float64
     ).sum(dim=0)
+    cells = torch.tensor([float(b.ids.numel()) for micro in batches for b in micro.values()]).sum()
     terms = [reported[name] for name in names]
-    flat = torch.cat([part.to(world.device) for part in (*terms, sizes, votes)])
-    totals = world.sum(flat).tolist()
+    parts = (*terms, cells.double()[None], sizes.flatten(), votes)
+    totals = world.sum(torch.cat([part.to(world.device) for part in parts])).tolist()
     losses, rest = totals[: 2 * len(names)], totals[2 * len(names) :]
-    sizes, votes_of_all = rest[: len(sizes)], rest[len(sizes) :]
-    cells, tokens, visible_pairs, targets = sizes
+    (cells_of_all, *work), votes_of_all = rest[: 1 + sizes.numel()], rest[1 + sizes.numel() :]
+    per = len(Work._fields)
     return Update(
         sums=dict(zip(names, losses[0::2], strict=True)),
         counts=dict(zip(names, losses[1::2], strict=True)),
         skipped=None,
         gradient_norm=None,
-        cells=cells,
-        tokens=tokens,
-        visible_pairs=visible_pairs,
-        targets=targets,
+        cells=cells_of_all,
+        work={n: Work(*work[per * i : per * (i + 1)]) for i, n in enumerate(of_objectives)},
         votes=votes_of_all,
         data_wait_s=0.0,
     )
 
 
-def _sizes(batch: Batch) -> list[float]:
-    """Cells, tokens, visible pairs and targets of a batch."""
-    return [
-        batch.ids.numel(),
-        batch.tokens,
-        int((batch.hi.long() - batch.lo).sum()),
-        int((batch.weights > 0).sum()),
-    ]
+def _sizes(batch: Batch) -> Work:
+    """What the rows of a batch hold."""
+    lengths_N = torch.zeros(0)
+    if batch.sources is not None:
+        owner_BT = batch.sources[1].long()
+        row_B1 = torch.arange(len(owner_BT))[:, None] * (owner_BT.shape[1] + 1)
+        lengths_N = torch.bincount((owner_BT + row_B1)[owner_BT >= 0]).double()
+    return Work(
+        tokens=batch.tokens,
+        visible_pairs=int((batch.hi.long() - batch.lo).sum()),
+        targets=int((batch.weights > 0).sum()),
+        source_tokens=float(lengths_N.sum()),
+        source_pairs=float(lengths_N.square().sum()),
+    )

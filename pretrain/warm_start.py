@@ -4,6 +4,8 @@
 step, schedule and data anew.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,15 +51,42 @@ def open_source(init_from: str, resume: str | None, checkpoints: Path) -> Source
     )
 
 
+def unshared_parts(
+    source: Source, needed: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Parts that the new run has and `source` lacks as a whole, and the other way round, with the
+    number of their weights: what objectives add (parts.NAME), LoRA and prefixes.
+
+    The first begin as they are drawn, the second are of no use.
+    """
+    wanted, held = (Counter(map(_part_of, names)) for names in (needed, source.weights.shapes))
+    both = wanted.keys() & held.keys() | {""}
+    return (
+        {name: number for name, number in wanted.items() if name not in both},
+        {name: number for name, number in held.items() if name not in both},
+    )
+
+
 def check_source(
-    source: Source, needed: dict[str, tuple[int, ...]], tokenizer_fingerprint: str | None
+    source: Source, needed: Mapping[str, tuple[int, ...]], tokenizer_fingerprint: str | None
 ) -> None:
-    """ValueError, naming the first differing weights, where `source` does not fit.
+    """ValueError, naming the first differing weights, where `source` does not fit; parts that one
+    of the two lacks as a whole are left out of account.
 
     needed: names and shapes of the new run's weights. tokenizer_fingerprint: of its vocabulary;
     None allows another one.
     """
-    error = difference(needed, source.weights.shapes)
+    unshared = set().union(*unshared_parts(source, needed))
+    compared, held = (
+        {name: shape for name, shape in shapes.items() if _part_of(name) not in unshared}
+        for shapes in (needed, source.weights.shapes)
+    )
+    if not held:
+        raise ValueError(
+            f"--init-from {source.path}: it has no weight that this recipe's model has. Leave it "
+            "out, or choose a run with the same backbone."
+        )
+    error = difference(compared, held)
     if error:
         raise ValueError(
             f"--init-from {source.path}: its weights are not those of this recipe: {error}. Use "
@@ -69,6 +98,14 @@ def check_source(
             "were prepared with, so that its ids mean other words. Prepare the shards with the "
             "tokenizer in its folder, or set --data.allow_other_data true."
         )
+
+
+def _part_of(name: str) -> str:
+    """Which part a weight belongs to, as a whole there or not; "" for the backbone itself."""
+    if name.startswith("parts."):
+        return ".".join(name.split(".")[:2])
+    kind = name.rpartition(".")[2].partition("_")[0]
+    return kind if kind in ("lora", "prefix") else ""
 
 
 def _fingerprint(folder: Path) -> str:

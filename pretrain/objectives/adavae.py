@@ -8,12 +8,14 @@ pretrained, but for its LayerNorms: trains: adapters. Tu et al. 2022, section 3.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
+from pretrain.flop import Work, backbone_flop
 from pretrain.latent_config import AdaVaeConfig
 from pretrain.models.adapters import Adapter
 from pretrain.models.backbone import Slots
@@ -122,6 +124,13 @@ class AdaVae:
     ) -> Tensor:
         """Cross entropy of each target given z: (N,)."""
         return backbone_nats(model.backbone, self.injected(model, z_BNZ), inputs)
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of the first layers over the texts and all over the rows; adapters left out. Counted as
+        if all of it learned, although gradients of frozen matrices are not computed."""
+        first = replace(shape, num_layers=self.config.encoder_layers)
+        read = backbone_flop(first, work.read, vocab_size=vocab_size)
+        return read + backbone_flop(shape, work, vocab_size=vocab_size)
 
     def _part(self, model: ObjectiveModel) -> AdaVaePart:
         part = model.parts[self.name]

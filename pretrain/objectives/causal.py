@@ -12,6 +12,7 @@ from torch import Tensor
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
+from pretrain.flop import Work, backbone_flop
 from pretrain.models.latent import Injected
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
@@ -27,6 +28,7 @@ class CausalObjective:
 
     name = "causal"
     optimised: tuple[str, ...] = ("total",)
+    judged: tuple[str, ...] = optimised
     backbone_calls = 1
     health: Health | None = None
     alarm: CollapseAlarm | None = None
@@ -71,6 +73,10 @@ class CausalObjective:
             "total": LossTerm(total, inputs["weights"].sum()),
             "text": LossTerm(total.detach(), inputs["num_texts"]),
         }
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of one pass through the backbone and its backward."""
+        return backbone_flop(shape, work, vocab_size=vocab_size)
 
     def scalars(self, update: int) -> dict[str, float]:
         """None beside the terms."""

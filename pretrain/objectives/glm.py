@@ -20,6 +20,7 @@ from data_pipeline.rows import KINDS
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from kernels.visibility import Visibility
+from pretrain.flop import Work, backbone_flop
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health
@@ -45,6 +46,7 @@ class GlmObjective:
 
     name = "glm"
     optimised: tuple[str, ...] = ("total",)
+    judged: tuple[str, ...] = optimised
     backbone_calls = 1
     health: Health | None = None
     alarm: CollapseAlarm | None = None
@@ -93,6 +95,10 @@ class GlmObjective:
         weighted_N = losses_N * weights_N
         total = LossTerm(weighted_N.sum(), weights_N.sum())
         return {"total": total, **kind_terms(weighted_N, weights_N, inputs["kind"])}
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of one pass through the backbone and its backward."""
+        return backbone_flop(shape, work, vocab_size=vocab_size)
 
     def scalars(self, update: int) -> dict[str, float]:
         """None beside the terms."""

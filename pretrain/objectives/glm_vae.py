@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankTransform
+from pretrain.flop import Work, backbone_flop
 from pretrain.latent_config import GlmVaeConfig
 from pretrain.models.latent import Injected, Injector, LatentHead, Posterior
 from pretrain.models.shape import BackboneShape
@@ -84,6 +85,11 @@ class GlmVae:
     ) -> Tensor:
         """Cross entropy of each target given z: (N,)."""
         return backbone_nats(model.backbone, self.injected(model, z_BNZ), inputs)
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of the whole text's pass and that of the blanked rows."""
+        passes = (work.read, work)
+        return sum(backbone_flop(shape, rows, vocab_size=vocab_size) for rows in passes)
 
     def _part(self, model: ObjectiveModel) -> GlmVaePart:
         part = model.parts[self.name]

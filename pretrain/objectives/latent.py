@@ -19,6 +19,7 @@ from data_pipeline.protocols import Transform
 from data_pipeline.rows import KINDS
 from data_pipeline.tokenizing.special import SpecialIds
 from kernels.visibility import Visibility
+from pretrain.flop import Work
 from pretrain.latent_config import ElboConfig
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent import Injected, Posterior
@@ -90,11 +91,16 @@ class LatentModel(Protocol):
         """Cross entropy of each target given z, in nats and fp32: (N,)."""
         ...
 
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of forward and backward: reading and writing."""
+        ...
+
 
 class LatentObjective:
     """A text written beside its latent vector: the negative ELBO of a latent model."""
 
     optimised: tuple[str, ...] = OPTIMISED
+    judged: tuple[str, ...] = OPTIMISED[:1]  # the other one rises and falls with beta
 
     def __init__(self, of: LatentModel, *, steps: int) -> None:
         """steps: updates of the run, which the schedule of beta follows."""
@@ -168,6 +174,10 @@ class LatentObjective:
         texts, config = texts_of(weighted_N, inputs), self.elbo(is_training=model.training)
         terms = elbo_terms(posterior, texts, inputs["beta"], config)
         return terms | kind_terms(weighted_N, weights_N, inputs["kind"])
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """See LatentModel."""
+        return self.of.flop(shape, work, vocab_size=vocab_size)
 
     def elbo(self, *, is_training: bool) -> ElboConfig:
         """The loss as it stands now; see elbo_now."""

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from data_pipeline.protocols import Transform
 from data_pipeline.tokenizing.special import SpecialIds
+from pretrain.flop import Work
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
@@ -49,6 +50,7 @@ class Objective(Protocol):
     name: str
     weight: float  # factor of its loss in the run's sum
     optimised: tuple[str, ...]  # the terms whose sum / count are minimised; the others are reports
+    judged: tuple[str, ...]  # those of them by which a spike is told: no schedule scales them
     backbone_calls: int  # passes through the backbone in one forward pass
     health: Health | None  # of its latent space, where it has one
     alarm: CollapseAlarm | None  # of the same
@@ -87,6 +89,10 @@ class Objective(Protocol):
         self, model: "ObjectiveModel", inputs: Mapping[str, Tensor]
     ) -> dict[str, LossTerm]:
         """All terms of one micro-batch."""
+        ...
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of forward and backward over rows that hold `work`, with a backbone of `shape`."""
         ...
 
     def scalars(self, update: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
+from pretrain.flop import Work
 from pretrain.latent_config import LstmVaeConfig
 from pretrain.models.latent import LOGVAR_LIMIT, Injected, Posterior, WideLinear
 from pretrain.models.lstm import LstmReader, LstmWriter, unpacked
@@ -110,6 +111,15 @@ class LstmVae:
         hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, inputs["target_index"])
         logits_NV = writer.logits(hidden_NE).float()
         return F.cross_entropy(logits_NV, inputs["targets"], reduction="none")
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of both LSTMs' gates and the output layer."""
+        config = self.config
+        width, hidden = config.embedding_size, config.hidden_size
+        read = 4 * hidden * (width + hidden)
+        written = 4 * hidden * (width + config.latent_size + hidden) + hidden * width
+        forward = work.source_tokens * read + work.tokens * written
+        return 6 * (forward + work.targets * width * vocab_size)
 
     def _part(self, model: ObjectiveModel) -> LstmVaePart:
         part = model.parts[self.name]

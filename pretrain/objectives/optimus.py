@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from data_pipeline.tokenizing.special import SpecialIds, Vocabulary
 from data_pipeline.transforms.causal import CausalTransform
 from data_pipeline.transforms.two_streams import TwoStreamTransform
+from pretrain.flop import Work, backbone_flop
 from pretrain.latent_config import OptimusConfig
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent import Injected, Injector, LatentHead, Posterior
@@ -113,6 +114,11 @@ class Optimus:
     ) -> Tensor:
         """Cross entropy of each target given z: (N,)."""
         return backbone_nats(model.backbone, self.injected(model, z_BNZ), inputs)
+
+    def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
+        """Of the encoder's pass and the decoder's."""
+        read = backbone_flop(self.config.encoder, work.read, vocab_size=vocab_size)
+        return read + backbone_flop(shape, work, vocab_size=vocab_size)
 
     def _part(self, model: ObjectiveModel) -> OptimusPart:
         part = model.parts[self.name]

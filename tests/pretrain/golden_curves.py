@@ -60,7 +60,6 @@ OBJECTIVES: dict[str, list[str]] = {
         "dropout_prob: 0}",
         "--objectives.lstm_vae.elbo={report_every: 1, free_bits: {mode: hinge, nats: 0.005}}",
         "--optimizer.lr=0.01",
-        "--spikes.loss_deviations=0",
     ],
     # Alone: an encoder of BERT's shape, a decoder of GPT-2's, part of the encoder's input hidden.
     "optimus": [
@@ -78,7 +77,6 @@ OBJECTIVES: dict[str, list[str]] = {
         "--objectives.optimus.elbo.report_every=1",
         "--objectives.optimus.denoise_ratio=0.15",
         "--optimizer.lr=0.002",
-        "--spikes.loss_deviations=0",
     ],
 }
 

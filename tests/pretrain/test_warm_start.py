@@ -26,7 +26,9 @@ CASES = {
     "one_rank_stage3": (1, 3, "source/checkpoints/step-00000004"),
     "two_ranks_stage1": (2, 1, "source"),
     "two_ranks_stage3": (2, 3, "handed_over"),
+    "with_a_latent_space": (2, 3, "source"),
 }
+LATENT = ["--objectives.glm_vae.weight=1", "--model.lora_rank=2"]
 
 
 def arguments(folder: Path, shards: Path, name: str, ranks: int, stage: int, **more) -> list[str]:
@@ -63,6 +65,7 @@ def runs(
             ranks, stage, begin = CASES[name]
             argv.append(arguments(folder, shards, name, ranks, stage, steps=2))
             argv[-1] += ["--schedule.warmup_ratio=1", f"--init-from={folder / begin}"]
+            argv[-1] += LATENT if name == "with_a_latent_space" else []
         cases = folder / f"cases{world_size}.json"
         cases.write_text(json.dumps(argv))
         run_ranks(world_size, [WORKER, str(cases)], folder / f"log{world_size}")
@@ -92,7 +95,7 @@ def test_the_first_loss_is_that_of_the_source(name: str, runs: Path, shards: Pat
         micro_rows=8, accumulation=1, start=Position(0, 0, 0), num_workers=0,
     )  # fmt: skip
     nats = nats_per_target(source.backbone, [next(iter(batches))], end_id=data.special.eop)
-    first = scalars(runs / name, "loss/total_nats")[0]
+    first = scalars(runs / name, "loss/glm_total_nats")[0]
     assert first == pytest.approx(nats["total"].mean, rel=1e-5)
     drawn = scalars(runs / "source", "loss/total_nats")[0]
     assert abs(first - drawn) > 0.05
@@ -101,8 +104,26 @@ def test_the_first_loss_is_that_of_the_source(name: str, runs: Path, shards: Pat
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", CASES)
 def test_step_and_schedule_begin_anew(name: str, runs: Path) -> None:
-    assert scalars(runs / name, "step") == [1, 2, 2]  # the last line is the evaluation
+    # What follows the two updates is the evaluation, of a latent space too.
+    assert scalars(runs / name, "step")[:3] == [1, 2, 2]
     assert scalars(runs / name, "optimizer/learning_rate") == [0.0, pytest.approx(5e-4)]
+
+
+@pytest.mark.ranks
+def test_what_the_source_lacks_begins_as_drawn_and_is_said(runs: Path, tmp_path: Path) -> None:
+    log = (runs / "with_a_latent_space" / "logs" / "rank-0.log").read_text()
+    said = [line for line in log.splitlines() if "begins as it is drawn" in line]
+    assert [line.partition("drawn: ")[2] for line in said] == [
+        "lora (4 weights)", "parts.glm_vae (5 weights)"
+    ]  # fmt: skip
+    back = open_source(str(runs / "with_a_latent_space"), None, tmp_path)
+    plain = open_source(str(runs / "source"), None, tmp_path).weights.shapes
+    check_source(back, plain, None)
+    part = {n: s for n, s in back.weights.shapes.items() if n.endswith(".posterior.weight")}
+    with pytest.raises(ValueError, match=r"unknown: parts.glm_vae"):
+        check_source(back, plain | part, None)
+    with pytest.raises(ValueError, match="no weight that this recipe's model has"):
+        check_source(back, {"parts.lstm_vae.head.weight": (2, 2)}, None)
 
 
 @pytest.mark.ranks
