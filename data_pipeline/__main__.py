@@ -9,13 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
-
-from data_pipeline.cli import parse
 from data_pipeline.mpi_launch import is_rank, run_on_ranks
-from data_pipeline.options import import_settings, prepare_settings, tokenizer_settings
+from data_pipeline.watch import logged
+
+try:
+    from data_pipeline.cli import parse
+    from data_pipeline.options import import_settings, prepare_settings, tokenizer_settings
+except ModuleNotFoundError as error:
+    sys.stderr.write(
+        f"data_pipeline: {sys.executable} has no {error.name}. Run `make setup` and use "
+        ".venv/bin/python, or an interpreter in which this project is installed.\n"
+    )
+    sys.exit(2)
 
 if TYPE_CHECKING:
+    from jsonargparse import Namespace
+
     from data_pipeline.preparing.missing_slices import Deal
     from data_pipeline.storage.manifest import Manifest
     from data_pipeline.storage.shards import Shards
@@ -62,21 +71,21 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _prepare(options: Namespace, deal: "Deal | None" = None) -> int:
+def _prepare(options: "Namespace", deal: "Deal | None" = None) -> int:
     from data_pipeline.preparing.prepare import prepare
 
     settings = prepare_settings(options)
     return _show_finished(options, lambda: prepare(settings, _progress_bar, deal))
 
 
-def _merge(options: Namespace) -> int:
+def _merge(options: "Namespace") -> int:
     from data_pipeline.preparing.array import merge_slices
 
     settings = prepare_settings(options)
     return _show_finished(options, lambda: merge_slices(settings, _progress_bar))
 
 
-def _show_finished(options: Namespace, finish: "Callable[[], Manifest]") -> int:
+def _show_finished(options: "Namespace", finish: "Callable[[], Manifest]") -> int:
     """Say what a finished folder holds, whether `finish` finishes it now or finds it so."""
     from data_pipeline.preparing.finished import AlreadyPrepared
     from data_pipeline.stats import table
@@ -97,7 +106,7 @@ def _say_nothing_to_do(output: str) -> None:
     )
 
 
-def _prepare_slice(options: Namespace) -> int:
+def _prepare_slice(options: "Namespace") -> int:
     from data_pipeline.preparing.array import prepare_share
     from data_pipeline.preparing.finished import AlreadyPrepared
 
@@ -111,7 +120,7 @@ def _prepare_slice(options: Namespace) -> int:
     return 0
 
 
-def _slices(options: Namespace) -> int:
+def _slices(options: "Namespace") -> int:
     from data_pipeline.preparing.array import survey
 
     found = survey(prepare_settings(options), options.of)
@@ -124,7 +133,7 @@ def _slices(options: Namespace) -> int:
     return 0
 
 
-def _import_megatron(options: Namespace) -> int:
+def _import_megatron(options: "Namespace") -> int:
     from data_pipeline.preparing.megatron_import import import_megatron
     from data_pipeline.stats import table
 
@@ -133,7 +142,7 @@ def _import_megatron(options: Namespace) -> int:
     return 0
 
 
-def _train_tokenizer(options: Namespace) -> int:
+def _train_tokenizer(options: "Namespace") -> int:
     from data_pipeline.preparing.train_tokenizer import train_tokenizer
     from data_pipeline.stats import describe_counts
 
@@ -144,7 +153,7 @@ def _train_tokenizer(options: Namespace) -> int:
     return 0
 
 
-def _verify(options: Namespace) -> int:
+def _verify(options: "Namespace") -> int:
     from data_pipeline.stats import counts
     from data_pipeline.storage.manifest import read_manifest
     from data_pipeline.storage.verify import verify
@@ -169,7 +178,7 @@ def _verify(options: Namespace) -> int:
     return 1 if problems else 0
 
 
-def _stats(options: Namespace) -> int:
+def _stats(options: "Namespace") -> int:
     from data_pipeline.padding import describe
     from data_pipeline.stats import counts, describe_together, table, together
     from data_pipeline.storage.shards import open_shards
@@ -194,7 +203,7 @@ def _stats(options: Namespace) -> int:
     return 0
 
 
-def _planned(shards: "Shards", options: Namespace) -> dict[str, Any]:
+def _planned(shards: "Shards", options: "Namespace") -> dict[str, Any]:
     """What the first window's rows lose, under `packing`, where --row-tokens asks for it."""
     from data_pipeline.packing.plan import PackingConfig
     from data_pipeline.padding import padding
@@ -202,11 +211,16 @@ def _planned(shards: "Shards", options: Namespace) -> dict[str, Any]:
 
     if options.row_tokens is None:
         return {}
+    if options.row_tokens < options.source_tokens + 2:
+        raise ValueError(
+            f"--row-tokens must be at least --source-tokens + 2 = {options.source_tokens + 2} (a "
+            f"text and one blank), got {options.row_tokens}. Choose more, or fewer --source-tokens."
+        )
     packing = PackingConfig(source_tokens=options.source_tokens, row_tokens=options.row_tokens)
     return {"packing": padding(shards, packing, BlankConfig(**options.blanks.as_dict()))}
 
 
-def _inspect(options: Namespace) -> int:
+def _inspect(options: "Namespace") -> int:
     from data_pipeline.inspect import run
     from data_pipeline.transforms.blank import BlankConfig
 
@@ -231,11 +245,14 @@ def _inspect(options: Namespace) -> int:
 
 @contextmanager
 def _progress_bar(total_bytes: int | None) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr while a person watches, else nothing."""
+    """A bar on stderr while a person watches, else a line in the log now and then."""
+    if not sys.stderr.isatty():
+        with logged(total_bytes) as on_bytes:
+            yield on_bytes
+        return
     from tqdm import tqdm
 
-    is_quiet = not sys.stderr.isatty()
-    with tqdm(total=total_bytes, unit="B", unit_scale=True, disable=is_quiet) as bar:
+    with tqdm(total=total_bytes, unit="B", unit_scale=True) as bar:
         yield bar.update
 
 

@@ -192,7 +192,7 @@ def _input_options(parser: ArgumentParser) -> None:
         help="encoding of files, but for .parquet",
     )
     option("--on-error", choices=["stop", "skip"], default="stop", help=_ON_ERROR)
-    option("--max-skipped", type=int, default=1000, metavar="N", help=_MAX_SKIPPED)
+    option("--max-skipped", type=int, default=None, metavar="N", help=_MAX_SKIPPED)
 
 
 _COMMANDS = {
@@ -238,7 +238,7 @@ _SHARD_TOKENS = "tokens after which a shard is closed (default: token files of 2
 _MIX = "write N shards side by side, documents dealt to them by the hash of their text"
 _DEDUP = "exact: leave out documents whose text and prompt an earlier one has"
 _ON_ERROR = "lines, rows and files that cannot be used: an error, or left out and counted"
-_MAX_SKIPPED = "with --on-error skip: the most that may be left out"
+_MAX_SKIPPED = "with --on-error skip: the most that may be left out (default: 1,000)"
 _WORKERS = "processes at work (default: one for each CPU)"
 _SLICE_BYTES = "bytes of input that are one piece of work, kept once finished"
 _OF = "tasks among which the slices are dealt: task I prepares slices I, I + N, I + 2N, ..."

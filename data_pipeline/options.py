@@ -5,17 +5,19 @@ Nothing heavy is imported before a command is run.
 
 from typing import TYPE_CHECKING
 
-from jsonargparse import Namespace
-
 from data_pipeline.reading.documents import ReadSettings
 
 if TYPE_CHECKING:
+    from jsonargparse import Namespace
+
     from data_pipeline.preparing.megatron_import import ImportSettings
     from data_pipeline.preparing.request import PrepareSettings
     from data_pipeline.preparing.train_tokenizer import TokenizerSettings
 
+_MAX_SKIPPED = 1000  # where --on-error skip is given alone
 
-def prepare_settings(options: Namespace) -> "PrepareSettings":
+
+def prepare_settings(options: "Namespace") -> "PrepareSettings":
     """What prepare, slices, prepare-slice and merge are asked for."""
     from data_pipeline.preparing.length_limits import LengthLimits
     from data_pipeline.preparing.request import PrepareSettings
@@ -30,7 +32,7 @@ def prepare_settings(options: Namespace) -> "PrepareSettings":
         mix=options.mix,
         dedup=options.dedup,
         on_error=options.on_error,
-        max_skipped=options.max_skipped,
+        max_skipped=_max_skipped(options),
         workers=options.workers,
         slice_bytes=options.slice_bytes,
         aliases=parse_aliases(options.alias),
@@ -47,7 +49,7 @@ def prepare_settings(options: Namespace) -> "PrepareSettings":
     )
 
 
-def import_settings(options: Namespace) -> "ImportSettings":
+def import_settings(options: "Namespace") -> "ImportSettings":
     """What import-megatron is asked for."""
     from data_pipeline.preparing.megatron_import import ImportSettings, parse_end_id
     from data_pipeline.tokenizing.special import parse_aliases
@@ -68,7 +70,7 @@ def import_settings(options: Namespace) -> "ImportSettings":
     )
 
 
-def tokenizer_settings(options: Namespace) -> "TokenizerSettings":
+def tokenizer_settings(options: "Namespace") -> "TokenizerSettings":
     """What train-tokenizer is asked for."""
     from data_pipeline.preparing.train_tokenizer import TokenizerSettings
 
@@ -78,12 +80,23 @@ def tokenizer_settings(options: Namespace) -> "TokenizerSettings":
         vocab_size=options.vocab_size,
         character_coverage=options.character_coverage,
         on_error=options.on_error,
-        max_skipped=options.max_skipped,
+        max_skipped=_max_skipped(options),
         read=_read_settings(options, None),
     )
 
 
-def _read_settings(options: Namespace, prompt_field: str | None) -> ReadSettings:
+def _max_skipped(options: "Namespace") -> int:
+    if options.max_skipped is None:
+        return _MAX_SKIPPED
+    if options.on_error != "skip":
+        raise ValueError(
+            f"--max-skipped {options.max_skipped} has no effect without --on-error skip: the first "
+            "line that cannot be used ends the run. Add --on-error skip, or leave it out."
+        )
+    return options.max_skipped
+
+
+def _read_settings(options: "Namespace", prompt_field: str | None) -> ReadSettings:
     return ReadSettings(
         document=options.document,
         text_field=options.text_field,

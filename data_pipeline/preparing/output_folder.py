@@ -11,12 +11,14 @@ with OutputFolder("shards") as work:
 import fcntl
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
 from data_pipeline.reading.file_kinds import without_credentials
 
 _LOCK_FILE = ".lock"
+_MOUNTS = Path("/proc/self/mountinfo")
 _log = logging.getLogger(__name__)
 
 
@@ -116,7 +118,7 @@ def check_named(option: str, path: str) -> None:
 
 def check_free(folder: Path) -> None:
     """Raise ValueError unless a folder can be put in this place, which is no link."""
-    if os.path.ismount(folder):
+    if _is_mount(folder):
         raise ValueError(
             f"--output {folder} is the root of a file system, which no folder can take the place "
             f"of. Name one in it, as {folder / 'shards'}."
@@ -128,6 +130,18 @@ def check_free(folder: Path) -> None:
             f"--output {folder} exists and holds something else than finished shards. "
             "Choose another name, or remove it."
         )
+
+
+def _is_mount(folder: Path) -> bool:
+    """True for a bind mount too, which os.path.ismount takes for a folder."""
+    if os.path.ismount(folder):
+        return True
+    try:
+        mounts = _MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:  # no Linux: the rename at the end will say it
+        return False
+    places = (line.split()[4] for line in mounts)  # a space in them stands as \040
+    return str(folder) in (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), p) for p in places)
 
 
 def _locked(partial: Path, final: Path, is_shared: bool) -> int:

@@ -7,7 +7,9 @@ Lines end at \\n, \\r\\n and \\r only: U+2028, U+0085 and their like stay inside
 """
 
 import codecs
+import difflib
 from collections.abc import Iterable, Iterator
+from encodings import aliases
 
 from data_pipeline.reading.decoded_text import NAME_IT, WRONG_BYTE, DecodedText
 from data_pipeline.reading.unusable import Refuse, Unusable
@@ -26,6 +28,11 @@ MAX_CHARACTERS = 1 << 26  # of one line or document: a file that unpacks without
 # Python's own notations, not of files, and some that let half a character pass.
 _NOT_OF_FILES = {"unicode-escape", "raw-unicode-escape", "undefined", "idna", "punycode", "utf-7"}
 
+_NO_TEXT = {"base64_codec", "bz2_codec", "hex_codec", "quopri_codec", "rot_13", "uu_codec"}
+_NO_TEXT |= {"zlib_codec", "mbcs", "utf_7", "idna", "punycode"}
+_COMMON = ("utf-8", "utf-16", "utf-32", "latin-1", "cp1252", "gb18030", "big5", "shift_jis")
+_COMMON += ("euc-jp", "euc-kr", "koi8-r")
+
 
 def text_encoding(name: str) -> str:
     """The normal name of an encoding. Raises ValueError if there is none of that name."""
@@ -35,8 +42,12 @@ def text_encoding(name: str) -> str:
             raise LookupError
         "".encode(found)
     except LookupError as error:
+        known = sorted({*_COMMON, *aliases.aliases.values()} - _NO_TEXT)
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
         raise ValueError(
-            f"--encoding {name} is unknown. Known are utf-8, latin-1, gb18030."
+            f"--encoding {name} is unknown.{hint} Known are {', '.join(_COMMON)}, "
+            "and the other text encodings of Python."
         ) from error
     return found
 

@@ -8,8 +8,18 @@ import pytest
 
 from data_pipeline.__main__ import main
 from data_pipeline.cli import parse
+from data_pipeline.preparing import output_folder
 
-COMMANDS = ["prepare", "train-tokenizer", "inspect", "verify", "stats"]
+COMMANDS = [
+    "prepare",
+    "slices",
+    "prepare-slice",
+    "merge",
+    "train-tokenizer",
+    "inspect",
+    "verify",
+    "stats",
+]
 HEAVY = ("torch", "transformers", "datasets", "deepspeed", "tokenizers", "pyarrow", "fsspec")
 
 
@@ -278,3 +288,38 @@ def test_an_unreadable_file_is_answered_in_one_line(tmp_path, model_file, capsys
         capsys,
     )
     assert "holds no file ending in" in message
+
+
+def test_a_limit_without_what_it_limits_is_refused(tmp_path, model_file, corpus_file, capsys):
+    given = ["--input", corpus_file, "--output", tmp_path / "s", "--max-skipped", 5]
+    for command in (["prepare", "--tokenizer", model_file], ["train-tokenizer", "--vocab-size", 9]):
+        message = fails([*command, *given], capsys)
+        assert "--max-skipped 5 has no effect without --on-error skip" in message
+
+
+def test_rows_that_are_too_short_name_both_options(shards, capsys):
+    message = fails(["stats", shards, "--row-tokens", 300], capsys)
+    assert "--row-tokens must be at least --source-tokens + 2 = 514" in message
+
+
+def test_an_unknown_encoding_is_told_the_known_ones(tmp_path, model_file, corpus_file, capsys):
+    given = ["--input", corpus_file, "--output", tmp_path / "s", "--tokenizer", model_file]
+    message = fails(["prepare", *given, "--encoding", "gb1803"], capsys)
+    assert "Did you mean gb18030? Known are utf-8, utf-16, utf-32, latin-1," in message
+
+
+def test_an_interpreter_without_the_libraries_names_the_cure(repository):
+    command = [sys.executable, "-S", "-E", "-m", "data_pipeline", "verify", "x"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert " has no " in done.stderr and "Run `make setup`" in done.stderr
+
+
+def test_a_mount_is_refused_before_the_work(tmp_path, model_file, corpus_file, capsys, monkeypatch):
+    mounts, folder = tmp_path / "mounts", tmp_path / "bound here"
+    place = str(folder).replace(" ", "\\040")
+    mounts.write_text(f"36 35 98:0 /mnt1 {place} rw,noatime - ext3 /dev/root rw\n")
+    folder.mkdir()
+    monkeypatch.setattr(output_folder, "_MOUNTS", mounts)
+    given = ["--input", corpus_file, "--output", folder, "--tokenizer", model_file]
+    assert "is the root of a file system" in fails(["prepare", *given], capsys)

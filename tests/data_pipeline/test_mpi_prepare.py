@@ -92,8 +92,8 @@ def run(start, mpirun):
 
 def ranks_of(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     """The processes that an mpirun has started, by rank."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    return {child.environ().get("OMPI_COMM_WORLD_RANK", ""): child for child in children}
+    children = psutil.Process(process.pid).children()
+    return {child.environ()["OMPI_COMM_WORLD_RANK"]: child for child in children}
 
 
 @pytest.mark.mpi
