@@ -7,6 +7,7 @@ overrides; later ones win. Unknown keys, wrong types and values out of range are
 the file or the flag.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,6 +25,7 @@ from jsonargparse import (
 
 from data_pipeline.command_line import ReadableParser, config_files, yaml_problem
 from pretrain.config import Config
+from pretrain.data_config import corpora_problem
 from pretrain.dotted import flat
 from pretrain.mistakes import say
 from pretrain.sweep_file import Task
@@ -63,6 +65,11 @@ class OneLineParser(ReadableParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Write `message`, shortened to what the user can act on, and leave with exit code 2."""
+        if found := re.search(r"arguments are required: (name|steps)", message):
+            message = (
+                f"{found[1]} is not given. Name a recipe: --config RECIPE, as "
+                "launch/recipes/debug.yaml, or give what it lacks."
+            )
         say(self.origin + self.readable(message), agreed=False)
         sys.exit(2)
 
@@ -116,6 +123,7 @@ def parse_train(argv: Sequence[str]) -> tuple[Config, Start]:
     task, args = task_of_command_line(args)
     for file in [task.recipe] if task else config_files(args):
         _check_recipe(parser, file)
+    _check_corpora(parser, args)
     if task:
         parser.origin = f"{task.file}, task {task.number}: "
         args = [f"--name={task.name}", *task.arguments(), *args]
@@ -147,6 +155,10 @@ def _check_recipe(parser: OneLineParser, file: str) -> None:
         )
     if problem := yaml_problem(file):
         parser.error(f"{file}: not a YAML recipe: {problem}")
+    said = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    named = flat(said).get("data.corpora") if isinstance(said, dict) else None
+    if problem := corpora_problem(named):
+        parser.error(f"{file}: {problem}")
     plain = ArgumentParser(exit_on_error=False, parser_mode="flat_yaml")
     plain.add_argument("--config", action="config")
     plain.add_class_arguments(Config, None, fail_untyped=True)
@@ -154,6 +166,20 @@ def _check_recipe(parser: OneLineParser, file: str) -> None:
         plain.parse_args([*_REQUIRED, "--config", file])
     except (ArgumentError, TypeError, ValueError, KeyError) as error:
         parser.error(f"{file}: {error}")
+
+
+def _check_corpora(parser: OneLineParser, args: Sequence[str]) -> None:
+    """Read --data.corpora alone, since jsonargparse speaks of the inside of an entry only."""
+    for place, flag in enumerate(args):
+        name, given, value = flag.partition("=")
+        if name != "--data.corpora":
+            continue
+        try:
+            said = yaml.safe_load(value if given else " ".join(args[place + 1 : place + 2]))
+        except yaml.YAMLError as error:
+            parser.error(f"--data.corpora is not YAML: {error}")
+        if problem := corpora_problem(said):
+            parser.error(problem)
 
 
 def config_to_yaml(config: Config) -> str:

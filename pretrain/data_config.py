@@ -2,8 +2,9 @@
 
 import os
 import re
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Literal
 
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.reading.file_kinds import without_credentials
@@ -36,6 +37,36 @@ class CorpusConfig:
     def called(self) -> str:
         """Its name, given or its folder's."""
         return self.name or self.shards.rstrip("/").rpartition("/")[2]
+
+
+def corpora_problem(said: Any) -> str | None:
+    """What is wrong with a value of data.corpora as YAML gives it, entry by entry; None: nothing.
+
+    What an entry may hold beyond its form is CorpusConfig's own matter.
+    """
+    if said is None or said == []:
+        return None
+    keys = [field.name for field in fields(CorpusConfig)]
+    example = "as {shards: books, weight: 0.7}"
+    if not isinstance(said, list):
+        return f"data.corpora must be a list of entries {example}, got {said}."
+    for number, entry in enumerate(said, start=1):
+        where = f"data.corpora, entry {number}"
+        if not isinstance(entry, dict):
+            return f"{where}: must say shards and weight, {example}, got {entry}."
+        for key in entry:
+            if key not in keys:
+                near = get_close_matches(str(key), keys, n=1)
+                hint = f"Did you mean '{near[0]}'?" if near else f"It has {', '.join(keys)}."
+                return f"{where}: unknown setting '{key}'. {hint}"
+        for key in ("shards", "weight"):
+            if key not in entry:
+                return f"{where}: {key} is missing, {example}."
+        try:
+            float(entry["weight"])
+        except (TypeError, ValueError):
+            return f"{where}: weight must be a number, got {entry['weight']}."
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

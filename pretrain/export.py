@@ -59,6 +59,8 @@ def export(
 
     Raises ValueError where `output` exists, or the run is missing, damaged or of another config.
     """
+    if not run.is_dir():
+        raise ValueError(f"{run}: no such run folder. Name one that `train` wrote, as runs/demo.")
     if output.exists() or output.is_symlink():
         raise ValueError(f"--output {output} exists already. Choose another folder, or remove it.")
     partial = output.with_name(f"{output.name}.partial")

@@ -3,7 +3,9 @@
 What is not known is said to be unknown, never guessed.
 """
 
+import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -52,7 +54,7 @@ def model_card(
             "",
             f"{exported.step} of {config.steps} updates, {config.batch.global_rows} rows of "
             f"{config.data.packing.row_tokens} positions each"
-            + (f", beginning with the weights of {init_from}." if init_from else "."),
+            + (f", beginning with the weights of {_name(init_from)}." if init_from else "."),
             "",
             "```yaml",
             _recipe(config).rstrip(),
@@ -83,7 +85,20 @@ def _recipe(config: Config) -> str:
     for corpus in (data, *data["corpora"]):
         if corpus["shards"] is not None:
             corpus["shards"] = Path(corpus["shards"]).name
-    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(_without_folders(recipe), sort_keys=False, allow_unicode=True)
+
+
+def _without_folders(value: Any) -> Any:
+    """`value` with the last name alone of every path that begins at the root or a home."""
+    if isinstance(value, dict):
+        return {key: _without_folders(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(held) for held in value]
+    return _name(value) if isinstance(value, str) else value
+
+
+def _name(path: str) -> str:
+    return Path(path).name if re.match("[/~][^ ]", path) else path
 
 
 def _corpus_lines(manifest: Manifest | None) -> list[str]:

@@ -94,6 +94,7 @@ def set_up(
         for o in objectives
     }
     vocab_size = padded_vocabulary(max(t.vocab_size for t in transforms.values()))
+    _refuse_other_runs(config, corpora, found, vocab_size, world)
     settings = _deepspeed_settings(config, world)
     policy = TrainsPolicy(
         config.trains, config.unfreezing,
@@ -130,6 +131,19 @@ def set_up(
         setup = _restored(setup, found)
     world.on_leader(lambda: _write_folder(setup, settings, start, is_new=found is None))
     return setup
+
+
+def _refuse_other_runs(
+    config: Config, corpora: Corpora, found: Path | None, vocab_size: int, world: World
+) -> None:
+    """Raise AgreedError where the run must not go on from `found`, before anything large is
+    built."""
+    if found is not None:
+        manifest = world.together(lambda: checkpoint_files.read_manifest(found))
+        wanted = resume.identity(
+            config, data_fingerprint=corpora.fingerprint, vocab_size=vocab_size
+        )
+        world.agree(resume.refusal(found, manifest, wanted, config))
 
 
 def _gathered_whole(objectives: Sequence[Objective]) -> tuple[type[torch.nn.Module], ...]:
@@ -185,7 +199,6 @@ def _restored(setup: Setup, found: Path) -> Setup:
     """`setup` with weights, optimizer and data positions of the checkpoint `found`."""
     world = setup.world
     manifest = world.together(lambda: checkpoint_files.read_manifest(found))
-    world.agree(resume.refusal(found, manifest, identity_of(setup), setup.config))
     # An objective that the checkpoint does not know (data.allow_other_data) begins afresh.
     positions = setup.positions | world.together(lambda: resume.positions(manifest))
     judged = manifest.state.get("judge", {})

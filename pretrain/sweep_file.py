@@ -4,7 +4,7 @@
     recipe: ../recipes/glm_base.yaml      # counts from the folder of this file
     settings: {steps: 2000}               # of every task, over the recipe
     grid:                                 # every combination; the last key changes fastest
-      objectives.optimus.elbo.free_bits.nats: [0.05, 0.1, 0.25]
+      optimizer.lr: [1.0e-3, 5.0e-4, 2.0e-4]
       seed: [1, 2]
 
 or, instead of `grid`, a list with the settings of each task:

@@ -103,7 +103,17 @@ def _cost_lines(plan: Plan) -> list[str]:
         f"{size(whole * plan.checkpoints_on_disk)}",
         f"traffic       {size(plan.sent_bytes_per_step)} sent by each GPU an update, "
         f"{plan.sent_bytes_per_step / seconds / 1e9:.3g} GB/s at the speed below",
-        f"time          {plan.days:.3g} days, {plan.days * plan.num_gpus:,.1f} GPU-days, "
+        f"time          {time_in_words(plan.days)}, "
+        f"{time_in_words(plan.days * plan.num_gpus, 'GPU-')}, "
         f"{seconds:.3g} s an update at {plan.mfu:.0%} of {plan.gpu.name}'s peak "
         f"({plan.flop_per_step:.3g} FLOP an update, recomputation not counted)",
     ]
+
+
+def time_in_words(days: float, prefix: str = "") -> str:
+    """`days` as 19.8 days, 3.2 hours, 45 minutes or 0.16 seconds."""
+    units = (("days", 1.0), ("hours", 24.0), ("minutes", 1440.0), ("seconds", 86_400.0))
+    unit, per_day = next((u for u in units if days * u[1] >= 1), units[-1])
+    value = days * per_day
+    said = f"{value:,.1f}" if value >= 100 else f"{value:.3g}"
+    return f"{said} {prefix}{unit}"

@@ -144,3 +144,29 @@ def test_missing_shards_exit_2_with_the_command_that_makes_them(tmp_path: Path) 
     assert "python -m data_pipeline prepare" in done.stderr
     assert "--output none" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ("[{shards: a, weigth: 0.7}]", "entry 1: unknown setting 'weigth'. Did you mean 'weight'?"),
+        ("[{shards: a, weight: 1}, {shards: b}]", "entry 2: weight is missing"),
+        ("[{shards: a, weight: much}]", "entry 1: weight must be a number, got much."),
+        ("[a, b]", "entry 1: must say shards and weight, as {shards: books, weight: 0.7}, got a."),
+        ("{shards: a}", "data.corpora must be a list of entries as {shards: books, weight: 0.7}"),
+    ],
+)
+def test_a_mistake_in_a_corpus_names_its_entry(
+    entries: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--config", DEBUG, "--data.shards=null", "--data.corpora", entries]
+    assert said in _refused(flags, capsys)
+    recipe = tmp_path / "mix.yaml"
+    recipe.write_text(f"config: {DEBUG}\ndata: {{shards: null, corpora: {entries}}}\n")
+    if entries.startswith("["):  # else the mapping is one of dotted keys
+        line = _refused(["--config", str(recipe)], capsys)
+        assert line.startswith(f"pretrain: {recipe}: data.corpora, ") and said in line
+
+
+def test_a_start_without_a_recipe_is_told_to_name_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "name is not given. Name a recipe: --config RECIPE" in _refused([], capsys)

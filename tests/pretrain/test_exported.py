@@ -183,10 +183,11 @@ def test_the_card_of_several_corpora_has_no_double_blank_line(run: Path, tmp_pat
         replace(config, data=replace(config.data, shards=None, corpora=several)),
         num_parameters=1,
         data_fingerprint="x",
-        init_from=None,
+        init_from="/disk/runs/other",
     )
     assert "\n\nCorpus web, weight 1:\n\n" in card and "\n\n\n" not in card
     assert "  - shards: books\n" in card and "/disk" not in card
+    assert "beginning with the weights of other." in card
 
 
 def _flip(path: Path) -> None:

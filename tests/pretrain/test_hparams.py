@@ -36,9 +36,9 @@ def test_a_run_folder_keeps_which_task_it_is(tmp_path: Path) -> None:
     assert folder.swept() == ["optimizer.lr", "seed"]
 
 
-def test_every_shown_setting_of_every_recipe_is_a_number_or_text() -> None:
-    for recipe in (Path(__file__).parents[2] / "launch" / "recipes").glob("g*.yaml"):
-        config, _ = parse_train(["--config", str(recipe)])
-        shown = shown_settings(config)
-        assert shown["steps"] == config.steps
-        assert all(isinstance(value, float | str) for value in shown.values())
+def test_every_shown_setting_is_a_number_or_text() -> None:
+    recipe = Path(__file__).parents[2] / "launch" / "recipes" / "glm_vae.yaml"
+    config, _ = parse_train(["--config", str(recipe)])
+    shown = shown_settings(config)
+    assert shown["steps"] == config.steps
+    assert all(isinstance(value, float | str) for value in shown.values())

@@ -28,6 +28,7 @@ from pretrain.planning.activations import (
     loss_bytes,
     mask_bytes,
 )
+from pretrain.planning.in_words import time_in_words
 from pretrain.planning.rows import row_content, visible_pairs
 from pretrain.planning.state import Zero, checkpoint_bytes, rank_state, sent_bytes
 
@@ -333,3 +334,17 @@ def test_a_mistake_on_the_command_line_is_one_line(argv: list[str], said: str) -
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [
+        (19.84, "19.8 days"),
+        (1270.0, "1,270.0 days"),
+        (0.5, "12 hours"),
+        (0.01, "14.4 minutes"),
+        (1.8e-9, "0.000156 seconds"),
+    ],
+)
+def test_a_time_is_told_in_the_unit_that_suits_it(days: float, said: str) -> None:
+    assert time_in_words(days) == said
