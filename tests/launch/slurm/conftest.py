@@ -145,6 +145,10 @@ class Slurm:
         job = self.job(name)
         return job["JobState"], job["ExitCode"].partition(":")[0]
 
+    def ask_to_stop(self, name: str) -> None:
+        """Signal a batch script as SLURM does before the time limit."""
+        self.run("scancel", "--signal=USR1", "--batch", self.job(name)["JobId"])
+
     def until_pending(self, name: str) -> None:
         """Wait until a job is back in the queue."""
         until(lambda: self.job(name)["JobState"] == "PENDING", f"job {name} waits", self._told)

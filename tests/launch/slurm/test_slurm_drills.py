@@ -69,7 +69,7 @@ def test_a_lost_node_gives_the_job_back_to_the_queue(
         queue.run("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=drill")
         queue.until_pending(job)
     finally:
-        queue.run("scontrol", "update", "NodeName=node1", "State=RESUME")
+        queue.tried("scontrol", "update", "NodeName=node1", "State=RESUME")  # may be back
     queue.start_again(job)
     queue.until_line(log, "resumed from")
 
@@ -104,7 +104,7 @@ def test_a_chain_ends_by_itself(queue, clone, debug_run: Arguments, tmp_path) ->
     arguments = debug_run(tmp_path / "runs")
     chain = submit(queue, clone, "chain.sbatch", tmp_path, *arguments, options="--array=1-4%1")
     queue.until_line(log, "step 3/20")
-    queue.run("scancel", "--signal=USR1", "--batch", f"{chain}_1")
+    queue.ask_to_stop(f"{chain}_1")
     ends = [queue.wait(f"{chain}_{task}") for task in (1, 2, 3, 4)]
     assert ends == [("COMPLETED", "0")] * 4
     said = log.read_text()
@@ -142,7 +142,7 @@ def test_tasks_of_a_sweep_keep_their_folders_when_requeued(
     options = f"--array=0-1 --output={tmp_path}/%a.log --nodes=1"
     array = submit(queue, clone, "sweep.sbatch", tmp_path, *arguments, options=options)
     queue.until_line(tmp_path / "1.log", "step 3/20")
-    queue.run("scancel", "--signal=USR1", "--batch", f"{array}_1")
+    queue.ask_to_stop(f"{array}_1")
     queue.until_line(tmp_path / "1.log", "goes back into the queue")
     queue.start_again(f"{array}_1")
     ends = [queue.wait(f"{array}_{task}") for task in (0, 1)]

@@ -19,7 +19,7 @@ def test_a_job_on_two_nodes_saves_at_usr1_and_goes_on_when_requeued(
         "-N2", "-n2", f"--output={log}", SCRIPT, *debug_run(tmp_path / "runs"), cwd=clone
     )
     queue.until_line(log, "step 3/20")
-    queue.run("scancel", "--signal=USR1", "--batch", job)
+    queue.ask_to_stop(job)
     queue.until_line(log, "goes back into the queue")
     queue.start_again(job)
     assert queue.wait(job) == ("COMPLETED", "0")
