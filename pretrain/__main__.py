@@ -79,6 +79,13 @@ def _evaluate(argv: Sequence[str]) -> None:
     evaluate(argv)
 
 
+def _latent(argv: Sequence[str]) -> None:
+    from pretrain.latent.command import main as latent
+
+    log_to_stderr()
+    latent(argv)
+
+
 def _plan(argv: Sequence[str]) -> None:
     from pretrain.plan import main as plan
 
@@ -131,6 +138,7 @@ VERBS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "plan": (_plan, "memory, disk, traffic and days of a run, before it is started"),
     "generate": (_generate, "fill blanks and continue texts with a trained run"),
     "evaluate": (_evaluate, "measure a latent space on held-out text"),
+    "latent": (_latent, "texts to latent vectors and back, between texts, on a map"),
     "export": (_export, "write the model of a run as one folder, to be handed over"),
     "sweep": (_sweep, "the tasks of a sweep file: a recipe trained with many settings"),
     "compare": (_compare, "runs side by side: settings that differ, losses, speed, cost, state"),

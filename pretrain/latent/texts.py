@@ -49,7 +49,8 @@ def given_texts(
 
     Raises ValueError for an empty text, or one longer than the model reads.
     """
-    encoded = run.tokenizer.encode(list(texts))
+    # White space alone is a token in some vocabularies, and no text.
+    encoded = run.tokenizer.encode([text if text.strip() else "" for text in texts])
     names = [
         f"{source}, line {places[number]}" if places else f"{source} {text[:40]!r}"
         for number, text in enumerate(texts)
