@@ -44,6 +44,10 @@ rank_of_slurm() { # what the trainer reads, from what srun sets; DeepSpeed itsel
 
 address_of_first_node() { # NODELIST: rank 0 runs on its first node, whose name need not resolve everywhere
   local node said
+  if ! command -v scontrol >/dev/null; then # a container; srun was called on the first node, as a rule
+    echo "${SLURM_LAUNCH_NODE_IPADDR:?neither scontrol nor SLURM_LAUNCH_NODE_IPADDR says where rank 0 is}"
+    return
+  fi
   read -r node < <(scontrol show hostnames "$1")
   said=$(scontrol show node "$node")
   said=${said#*NodeAddr=}
@@ -74,6 +78,7 @@ else:
 batch() { # SCRIPT ARGS...: never returns
   local script=$1 resume='' chain='' step last reason folder rc=0
   shift
+  check_allocation
   trap 'asked=yes; ask' USR1 INT
   trap 'ended=yes; ask' TERM
   if [[ -n "${SLURM_ARRAY_JOB_ID:-}" && ! "$*" =~ --(sweep|(name|runs)[= ][^ ]*%a) ]]; then
@@ -96,6 +101,20 @@ batch() { # SCRIPT ARGS...: never returns
   fi
   srun_ranks "$script" "${arguments[@]}" || rc=$?
   after_ranks "$rc"
+}
+
+check_allocation() { # leaves with 2 where ranks could not be started, or GPUs would stay idle
+  local tasks=${SLURM_NTASKS_PER_NODE:-${SLURM_TASKS_PER_NODE:-1}} gpus=${SLURM_GPUS_ON_NODE:-0}
+  if ! command -v srun >/dev/null || ! command -v scontrol >/dev/null; then
+    say "a job of SLURM without srun or scontrol in its PATH: call this script outside of the container." \
+      "SRUN_ARGS gives srun the container."
+    exit 2
+  fi
+  tasks=${tasks%%[(,]*}
+  if ((gpus > tasks)) && [[ "${SRUN_ARGS:-}" != *ntasks* ]]; then
+    say "this job has $gpus GPUs on a node and $tasks tasks: a task is a rank and uses one GPU. --ntasks-per-node=$gpus"
+    exit 2
+  fi
 }
 
 after_ranks() { # EXIT_CODE: never returns

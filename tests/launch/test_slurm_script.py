@@ -76,9 +76,9 @@ class Cluster:
         copy = self.folder / "slurm_script"
         shutil.copy(script, copy)
         done = subprocess.run(
-            ["bash", str(copy if spooled else script), "--steps", "9", *arguments],
+            ["/bin/bash", str(copy if spooled else script), "--steps", "9", *arguments],
             env={
-                "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HERE": str(self.folder),
+                "PATH": f"{self.folder / 'bin'}:{self.folder / 'tools'}", "HERE": str(self.folder),
                 "PYTHON": str(self.folder / "bin/python"), "COMMAND": str(script),
                 "SLURM_JOB_ID": "77", **NODES, "PROGRESS": self.progress(0), **environment,
             },
@@ -99,6 +99,11 @@ def cluster(tmp_path: Path, repository: Path) -> Cluster:
         path = folder / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
+    (folder / "tools").mkdir()  # a PATH without the SLURM of this machine
+    for tool in ("bash", "basename", "cat", "dirname", "env", "mkdir", "sleep", "sed", "python3"):
+        found = shutil.which(tool)
+        assert found is not None
+        (folder / "tools" / tool).symlink_to(found)
     return Cluster(checkout, folder, tmp_path / "runs/a run")
 
 
@@ -162,6 +167,23 @@ def test_a_batch_script_starts_itself_again_on_every_task(cluster: Cluster) -> N
     assert called[script + 1 :][-4:] == ["--steps", "9", "--seed", "two words"]
     assert "--cpus-per-task=3" in called[:script]
     assert ended.lines("requeue") == []
+
+
+def test_gpus_without_a_task_are_refused(cluster: Cluster) -> None:
+    few = {"SLURM_TASKS_PER_NODE": "2(x4)", "SLURM_GPUS_ON_NODE": "8"}
+    ended = cluster.start(**few)
+    assert (ended.code, ended.lines("srun")) == (2, [])
+    assert "8 GPUs on a node and 2 tasks" in ended.said
+    assert cluster.start(**(few | {"SLURM_NTASKS_PER_NODE": "8"})).code == 0
+
+
+def test_inside_of_a_container_without_slurm_it_says_so(cluster: Cluster) -> None:
+    (cluster.folder / "bin/srun").unlink()
+    ended = cluster.start()
+    assert ended.code == 2
+    assert "outside of the container" in ended.said
+    (cluster.folder / "bin/scontrol").unlink()
+    assert rank_of(cluster, SLURM_LAUNCH_NODE_IPADDR="10.1.1.1")["MASTER_ADDR"] == "10.1.1.1"
 
 
 def test_a_saved_run_is_requeued_and_goes_on(cluster: Cluster) -> None:
