@@ -12,6 +12,7 @@ from pretrain.config import Config
 from pretrain.imported import imported_folders, imported_weights
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.run_folder import RunFolder
+from pretrain.two_tokenizers import reads_two
 from pretrain.warm_start import Source, check_source, open_source, unshared_parts
 from pretrain.weights import shapes_of
 from pretrain.world import World
@@ -49,7 +50,9 @@ def first_weights(
         source = open_source(start.init_from, start.resume, folder.checkpoints)
         other_words = config.data.allow_other_data
         vocabulary = None if other_words else shards.tokenizer().fingerprint
-        check_source(source, needed, vocabulary)
+        two = reads_two(config.objectives)
+        encoder = shards.encoder_tokenizer().fingerprint if two else None
+        check_source(source, needed, vocabulary, encoder)
         logger.info("weights to begin with: %s", source.path)
         return _read_of(source, needed)
 

@@ -32,7 +32,7 @@ from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.objectives.turns import Turns
 from pretrain.run_folder import RunFolder
 from pretrain.trains import SIDES, TrainsPolicy, in_words
-from pretrain.two_tokenizers import encoder_vocabulary, reads_two
+from pretrain.two_tokenizers import encoder_vocabulary, reads_two, stream_in_words
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
@@ -235,10 +235,11 @@ def _announce_corpus(setup: Setup, corpus: Corpus) -> None:
     config = setup.config
     share = f"{corpus.name}, {setup.corpora.rows_ratio(corpus):.2%} of the rows: "
     logger.info(
-        "data: %s%d documents, %d tokens in %s",
+        "data: %s%d documents, %d tokens%s in %s",
         share if setup.corpora.is_mixed else "",
         corpus.train.num_documents,
         corpus.train.num_tokens,
+        stream_in_words(config.objectives, corpus.shards),
         corpus.shards.folder,
     )
     for objective in setup.objectives:

@@ -26,6 +26,16 @@ def encoder_vocabulary(objectives: ObjectivesConfig, shards: Shards) -> Vocabula
     return Vocabulary(shards.encoder.special, shards.encoder.vocab_size)
 
 
+def stream_in_words(objectives: ObjectivesConfig, shards: Shards) -> str:
+    """What the log adds to the tokens of shards that hold a second stream."""
+    if shards.encoder is None:
+        return ""
+    if not reads_two(objectives):
+        return " (and a second stream, which no objective of this run reads)"
+    tokens = sum(s.tokens for s in shards.encoder.shards["train"])
+    return f" and {tokens} of the encoder's, of {shards.encoder.vocab_size} ids,"
+
+
 def check_streams(config: Config, opened: Sequence[Shards]) -> None:
     """Raise ValueError where the recipe reads another number of streams than shards hold, or one of
     their texts does not fit."""

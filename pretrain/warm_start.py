@@ -12,6 +12,7 @@ from typing import NamedTuple
 from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from pretrain import exported
 from pretrain.checkpoint_files import MANIFEST, checked_weights, choose, complete
+from pretrain.run_folder import RunFolder
 from pretrain.weights import WeightFiles, difference
 
 
@@ -21,6 +22,8 @@ class Source(NamedTuple):
     path: Path
     weights: WeightFiles
     tokenizer_fingerprint: str
+    encoder_fingerprint: str | None = None
+    """Of the tokenizer whose ids an encoder of its own has read; None: the same."""
 
 
 def open_source(init_from: str, resume: str | None, checkpoints: Path) -> Source:
@@ -45,9 +48,13 @@ def open_source(init_from: str, resume: str | None, checkpoints: Path) -> Source
             f"--init-from {init_from}: holds no weights. Give a run folder, one of its checkpoints "
             "(RUN/checkpoints/step-00001000), or a folder that `export` wrote."
         )
-    run = saved.resolve().parents[1]
+    run = RunFolder(saved.resolve().parents[1])
+    second = run.encoder_tokenizer
     return Source(
-        saved, WeightFiles.open([checked_weights(saved)]), _fingerprint(run / "tokenizer")
+        saved,
+        WeightFiles.open([checked_weights(saved)]),
+        _fingerprint(run.tokenizer),
+        _fingerprint(second) if second.is_dir() else None,
     )
 
 
@@ -68,13 +75,16 @@ def unshared_parts(
 
 
 def check_source(
-    source: Source, needed: Mapping[str, tuple[int, ...]], tokenizer_fingerprint: str | None
+    source: Source,
+    needed: Mapping[str, tuple[int, ...]],
+    tokenizer_fingerprint: str | None,
+    encoder_fingerprint: str | None = None,
 ) -> None:
     """ValueError, naming the first differing weights, where `source` does not fit; parts that one
     of the two lacks as a whole are left out of account.
 
     needed: names and shapes of the new run's weights. tokenizer_fingerprint: of its vocabulary;
-    None allows another one.
+    None allows another one. encoder_fingerprint: of the tokenizer of an encoder that has its own.
     """
     unshared = set().union(*unshared_parts(source, needed))
     compared, held = (
@@ -97,6 +107,16 @@ def check_source(
             f"--init-from {source.path}: it was trained with another tokenizer than the shards "
             "were prepared with, so that its ids mean other words. Prepare the shards with the "
             "tokenizer in its folder, or set --data.allow_other_data true."
+        )
+    shares_encoder = any(name.startswith("parts.optimus.encoder.") for name in held)
+    if tokenizer_fingerprint is None or not shares_encoder:
+        return
+    if encoder_fingerprint != source.encoder_fingerprint:
+        raise ValueError(
+            f"--init-from {source.path}: its encoder was trained with another tokenizer than the "
+            "encoder's of the shards. Prepare the shards with --encoder-tokenizer and the folder "
+            "encoder_tokenizer of that run (without it, where that run has none), or set "
+            "--data.allow_other_data true."
         )
 
 

@@ -27,7 +27,8 @@ from pretrain.objectives.optimus import OptimusPart
 from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.resume import identity
 from pretrain.setup import make_backbone
-from pretrain.two_tokenizers import check_streams, encoder_vocabulary
+from pretrain.two_tokenizers import check_streams, encoder_vocabulary, stream_in_words
+from pretrain.warm_start import check_source, open_source
 from pretrain.weights import shapes_of
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
@@ -41,7 +42,6 @@ ENCODER = (
     "max_positions: 64, dropout_prob: 0, attention_dropout_prob: 0}"
 )
 Run = Callable[..., list[int]]
-Rows = list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,11 @@ def test_shards_and_recipe_must_have_as_many_streams(two: Path, shards: Path) ->
 def test_other_objectives_read_the_first_stream_alone(two: Path) -> None:
     glm = parse_train([f"--config={DEBUG}", f"--data.shards={two}"])[0]
     check_streams(glm, [open_shards(two)])
-    assert encoder_vocabulary(glm.objectives, open_shards(two)) is None
+    opened = open_shards(two)
+    assert encoder_vocabulary(glm.objectives, opened) is None
+    said = stream_in_words(glm.objectives, opened)
+    assert said == " (and a second stream, which no objective of this run reads)"
+    assert "of the encoder's, of " in stream_in_words(config_of(two).objectives, opened)
 
 
 @pytest.mark.parametrize(
@@ -278,42 +282,66 @@ CASES: dict[int, dict[str, tuple[int, int, tuple[str, ...]]]] = {
         "stage3_accumulating": (3, 1, ()),
         "broken": (3, 4, (f"--stop_at_step={HALF}",)),
         "broken, resumed": (3, 4, ("--resume=auto",)),
+        "finetuned": (3, 4, ("--init-from=FOLDER/broken", "--stop_at_step=1")),
     },
 }
 
 
 @pytest.fixture(scope="module")
-def curves(
+def trainings(
     tmp_path_factory: pytest.TempPathFactory, two: Path, models: Path, run_ranks: Run
-) -> dict[str, Rows]:
-    """Every scalar of every step, by training; all begin with BERT and GPT-2."""
+) -> Path:
+    """The folder of all runs; all but the last begin with BERT and GPT-2."""
     folder = tmp_path_factory.mktemp("trainings")
     for ranks, cases in CASES.items():
         listed = []
         for name, (stage, micro_rows, flags) in cases.items():
             zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
             (folder / f"{name}.json").write_text(json.dumps({"zero_optimization": zero}))
+            begins = [flag.replace("FOLDER", str(folder)) for flag in flags]
+            if "finetuned" not in name:
+                begins += imports(models)
             listed.append(
                 arguments(
                     two, f"--name={name.partition(',')[0]}", f"--runs={folder}",
                     f"--steps={STEPS}", f"--batch.micro_rows={micro_rows}",
                     f"--deepspeed_config={folder / name}.json", "--evaluation.every_steps=0",
-                    "--schedule.warmup_ratio=0", *imports(models), *flags,
+                    "--schedule.warmup_ratio=0", *begins,
                 )
             )  # fmt: skip
         (folder / f"{ranks}.json").write_text(json.dumps(listed))
         run_ranks(ranks, [WORKER, str(folder / f"{ranks}.json")], folder / f"log{ranks}")
-    assert (folder / "reference" / "encoder_tokenizer" / "settings.json").is_file()
-    return {
-        name: [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
-        for name in ("reference", "stage1", "stage3_accumulating", "broken")
-    }
+    return folder
+
+
+def curve(folder: Path, name: str, tag: str) -> list[float]:
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
+    return [row[tag] for row in rows if tag in row]
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ["stage1", "stage3_accumulating", "broken"])
-def test_ranks_stages_and_a_resume_have_one_curve(name: str, curves: dict[str, Rows]) -> None:
+def test_ranks_stages_and_a_resume_have_one_curve(name: str, trainings: Path) -> None:
     tags = ("loss/optimus_reconstruction_loss_nats", "loss/optimus_kl_nats", "latent/optimus_beta")
     for tag in (*tags, "optimizer/gradient_norm"):
-        ours, theirs = ([row[tag] for row in curves[n] if tag in row] for n in (name, "reference"))
+        ours, theirs = (curve(trainings, run, tag) for run in (name, "reference"))
         assert len(ours) == STEPS and ours == pytest.approx(theirs, rel=2e-5)
+
+
+@pytest.mark.ranks
+def test_a_run_begins_with_anothers_weights_under_the_same_tokenizers(
+    trainings: Path, tmp_path: Path
+) -> None:
+    tag = "loss/optimus_reconstruction_nats"
+    (first,), reference = curve(trainings, "finetuned", tag), curve(trainings, "reference", tag)
+    assert first < reference[0] - 0.1  # the same rows, after six updates more
+    source = open_source(str(trainings / "broken"), None, tmp_path)
+    shapes, words = dict(source.weights.shapes), source.tokenizer_fingerprint
+    encoder = source.encoder_fingerprint
+    assert encoder is not None and encoder != words
+    check_source(source, shapes, words, encoder)
+    check_source(source, shapes, None, None)
+    with pytest.raises(ValueError, match="its encoder was trained with another tokenizer"):
+        check_source(source, shapes, words, None)
+    plain = {n: s for n, s in shapes.items() if not n.startswith("parts.")}
+    check_source(source, plain, words, None)  # the decoder alone
