@@ -72,8 +72,10 @@ def test_clipping_is_always_written(tmp_path: Path) -> None:
         ({"zero_optimization": {"stage": 1, "zero_quantized_weights": True}}, "at stage 3 alone"),
         ({"zero_optimization": {"stage": 3, "mics_shard_size": 2}}, "mics_shard_size is not supp"),
         (
-            {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}
-             | {"reduce_scatter": False}},
+            {
+                "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}
+                | {"reduce_scatter": False}
+            },
             "zero_quantized_gradients needs reduce_scatter",
         ),
         ({"train_micro_batch_size_per_gpu": "auto"}, "recipe's batch.micro_rows asks for 4"),
@@ -88,7 +90,9 @@ def test_a_contradiction_names_file_and_recipe(
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(("second", "ranks", "works"), [(8, 32, True), (8, 4, True), (8, 12, False)])
+@pytest.mark.parametrize(
+    ("second", "ranks", "works"), [(8, 32, True), (8, 4, True), (8, 12, False)]
+)
 def test_the_second_partition_divides_the_ranks(
     second: int, ranks: int, works: bool, tmp_path: Path
 ) -> None:
