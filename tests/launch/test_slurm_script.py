@@ -5,6 +5,7 @@ tests/launch/slurm/ does the same under a real SLURM, which takes a hundred time
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ PROGRAMS = {
 case " $* " in
   *" -c "*) exec {sys.executable} "$@" ;;
   *" progress "*) echo "$*" >> "$HERE/progress"; printf "$PROGRESS" ;;
-  *) env > "$HERE/rank"; echo "$*" > "$HERE/rank arguments" ;;
+  *) env > "$HERE/rank"; grep SigIgn /proc/$$/status | tr : = >> "$HERE/rank" ;;
 esac
 """,
     "srun": '#!/bin/bash\nprintf "%s\\n" "$@" > "$HERE/srun"\nexit ${SRUN_RC:-0}\n',
@@ -100,7 +101,19 @@ def cluster(tmp_path: Path, repository: Path) -> Cluster:
         path.write_text(text)
         path.chmod(0o755)
     (folder / "tools").mkdir()  # a PATH without the SLURM of this machine
-    for tool in ("bash", "basename", "cat", "dirname", "env", "mkdir", "sleep", "sed", "python3"):
+    for tool in (
+        "bash",
+        "basename",
+        "cat",
+        "dirname",
+        "env",
+        "grep",
+        "mkdir",
+        "sleep",
+        "sed",
+        "python3",
+        "tr",
+    ):
         found = shutil.which(tool)
         assert found is not None
         (folder / "tools" / tool).symlink_to(found)
@@ -136,6 +149,11 @@ def test_a_task_of_srun_becomes_the_rank_that_slurm_says(cluster: Cluster) -> No
     assert [rank[n] for n in names] == ["5", "8", "1", "4", "10.0.0.7"]
     assert rank["OMP_NUM_THREADS"] == "3"
     assert 10000 <= int(rank["MASTER_PORT"]) < 30000
+
+
+def test_a_rank_that_still_starts_is_not_killed_by_the_request_to_save(cluster: Cluster) -> None:
+    ignored = int(rank_of(cluster)["SigIgn"], 16)
+    assert ignored >> (signal.SIGUSR1 - 1) & 1
 
 
 def test_a_task_that_sees_one_gpu_uses_it(cluster: Cluster) -> None:

@@ -146,8 +146,11 @@ class Slurm:
         return job["JobState"], job["ExitCode"].partition(":")[0]
 
     def ask_to_stop(self, name: str) -> None:
-        """Signal a batch script as SLURM does before the time limit."""
-        self.run("scancel", "--signal=USR1", "--batch", self.job(name)["JobId"])
+        """Signal a batch script as SLURM does before the time limit.
+
+        Of an array with tasks that wait, scancel says that it failed, when the signal has arrived.
+        """
+        self.tried("scancel", "--signal=USR1", "--batch", name)
 
     def until_pending(self, name: str) -> None:
         """Wait until a job is back in the queue."""
