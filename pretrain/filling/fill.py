@@ -218,7 +218,7 @@ def _check_filled(text: BlankedText, num_tokens: int, most_tokens: int) -> None:
 
 def _filled(text: BlankedText, drafts: Sequence[Draft], tokenizer: Tokenizer) -> Filled:
     blanks = [
-        FilledBlank(tokenizer.decode(ids).strip(), ids, log_probs, complete)
+        FilledBlank(tokenizer.decode(ids), ids, log_probs, complete)
         for draft in drafts
         for ids, log_probs, complete in zip(draft.written, draft.log_probs, draft.complete)
     ]
