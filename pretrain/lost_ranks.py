@@ -20,7 +20,8 @@ from functools import partial
 import torch.distributed as dist
 
 from pretrain.mistakes import AgreedError, LostRankError, say_alone
-from pretrain.roll_call import Caller, Loss, Member, Patience, RollCall
+from pretrain.roll_call import Loss, Member, Patience, RollCall
+from pretrain.roll_caller import Caller
 from pretrain.run_log import log_end
 from pretrain.world import World
 

@@ -9,7 +9,9 @@ otherwise probe MPI.
 import logging
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -19,7 +21,7 @@ import torch.distributed as dist
 
 from pretrain import network
 from pretrain.launching import check_launch, launchers
-from pretrain.mistakes import AgreedError, LostRankError
+from pretrain.mistakes import AgreedError, LostRankError, say_alone
 from pretrain.roll_call import RollCall
 
 logger = logging.getLogger(__name__)
@@ -140,21 +142,44 @@ def join_world(
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            dist.init_process_group(
-                backend,
-                timeout=timedelta(seconds=timeout_s),
-                store=_store_of_this_start(timeout_s),
-                rank=rank,
-                world_size=world_size,
-            )
+            with _ended_after(timeout_s + 5, interface):
+                dist.init_process_group(
+                    backend,
+                    timeout=timedelta(seconds=timeout_s),
+                    store=_store_of_this_start(timeout_s),
+                    rank=rank,
+                    world_size=world_size,
+                )
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"the ranks did not find each other at {os.environ['MASTER_ADDR']}:"
-                f"{os.environ['MASTER_PORT']} (interface {interface or 'chosen by the library'}): "
-                f"{reason}. Set --interface, or look at the launcher's address and port."
-            ) from error
+            raise ValueError(_not_found(interface, str(error).splitlines()[0])) from error
     return World(rank, world_size, local_rank, device, timeout_s, started_by)
+
+
+@contextmanager
+def _ended_after(seconds: float, interface: str | None) -> Iterator[None]:
+    """End this process if what is inside takes longer: gloo waits for a rank that has given up
+    connecting without an end (seen)."""
+
+    def end() -> None:
+        say_alone(_not_found(interface, f"no answer for {seconds:.0f} s"))
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _not_found(interface: str | None, reason: str) -> str:
+    named = interface or os.environ.get(network.GLOO, "chosen by the library")
+    return (
+        f"the ranks did not find each other at {os.environ['MASTER_ADDR']}:"
+        f"{os.environ['MASTER_PORT']} (interface {named}): {reason}. Set --interface, or look at "
+        "the launcher's address and port."
+    )
 
 
 def _store_of_this_start(timeout_s: float) -> dist.Store | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pretrain.roll_call import Caller, Loss, Member, Patience, RollCall
+from pretrain.roll_call import Loss, Member, Patience, RollCall
+from pretrain.roll_caller import Caller
 
 # Silence of 1.2 s: short for a test, long beside the pauses of a busy machine's threads.
 QUICK = Patience(beat_s=0.1, silence_s=1.2, return_s=0.6, end_s=0.3)

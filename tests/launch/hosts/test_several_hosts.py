@@ -170,6 +170,16 @@ def test_the_run_goes_on_with_more_ranks_and_with_fewer(
     assert started.wait(timeout=SLOW_MACHINE_S) == 85, job.log.read_text()
 
 
+def test_ranks_that_cannot_reach_each_other_end_in_time(idle_hosts: Any, job: Job) -> None:
+    started = job.start(interface="lo")
+    assert started.wait(timeout=SLOW_MACHINE_S) == 2, job.log.read_text()
+    said = job.said("pretrain: ")
+    assert len(said) == 2, said
+    for line in said:
+        assert "the ranks did not find each other at 10.77.0.1:" in line
+        assert "(interface lo)" in line
+
+
 def test_a_missing_hostfile_is_an_error(idle_hosts: Any, job: Job, tmp_path: Path) -> None:
     started = job.start(hostfile=tmp_path / "nowhere")
     assert started.wait(timeout=SLOW_MACHINE_S) == 2
