@@ -116,10 +116,15 @@ class EvaluationConfig:
     texts: tuple[str, ...] = ()
     """Texts with [MASK], [sMASK] or [gMASK] whose fills are written to TensorBoard at every
     evaluation."""
+    latent_texts: int = 4
+    """Held-out texts that a run with a latent space writes again from their vectors, and as many
+    from vectors of the prior, to TensorBoard at every evaluation; 0 shows neither, nor the
+    projector."""
 
     def __post_init__(self) -> None:
-        if self.every_steps < 0:
-            raise ValueError(f"evaluation.every_steps must be 0 or more, got {self.every_steps}.")
+        for name in ("every_steps", "latent_texts"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"evaluation.{name} must be 0 or more, got {getattr(self, name)}.")
         if self.max_rows < 1:
             raise ValueError(f"evaluation.max_rows must be at least 1, got {self.max_rows}.")
 

@@ -158,6 +158,14 @@ class Metrics:
             if board:
                 board.add_text(tag, text, step)
 
+    def projector(
+        self, step: int, tag: str, vectors_NZ: torch.Tensor, labels: Sequence[str]
+    ) -> None:
+        """Show N vectors, each with its label, in TensorBoard's projector."""
+        with self._unless_full() as board:
+            if board:
+                board.add_embedding(vectors_NZ, list(labels), global_step=step, tag=tag)
+
     def saved(self, step: int, folder: Path) -> None:
         """A checkpoint of `step` is complete in `folder`."""
         self._heartbeat.note(checkpoint_step=step, checkpoint_at=time.time())

@@ -1,4 +1,4 @@
-"""What a run measures of itself on the way: held-out loss, latent spaces, filled texts.
+"""What a run measures of itself on the way: held-out loss, latent spaces, written texts.
 
 All ranks take part; rank 0 records.
 """
@@ -10,9 +10,11 @@ from data_pipeline.packing.loader import Batch, validation_batches
 from pretrain.corpora import Corpus
 from pretrain.evaluate.held_out import held_out_nats, mean_nats, minimised
 from pretrain.evaluate.latent import held_out_latents
+from pretrain.evaluate.latent_samples import latent_samples
 from pretrain.evaluate.samples import filled_texts
 from pretrain.metrics import HELD_OUT, Metrics
 from pretrain.mistakes import AgreedError
+from pretrain.objectives.latent import LatentObjective
 from pretrain.setup import Setup
 from pretrain.throughput import tag_name
 
@@ -37,8 +39,10 @@ def evaluate(setup: Setup, step: int, metrics: Metrics | None) -> float | None:
             named = nats_of if setup.corpora.is_mixed else {}
             tags = {f"{name}_{t}": n for name, terms in named.items() for t, n in terms.items()}
             scalars = {f"validation/{tag_name(t)}_nats": n for t, n in (nats | tags).items()}
-            metrics.evaluation(step, {HELD_OUT: held_out} | scalars)
+            total = {} if held_out is None else {HELD_OUT: held_out}
+            metrics.evaluation(step, total | scalars)
         report_latents(setup, step, metrics)
+        show_latents(setup, step, metrics, corpora[0])
     elif metrics:
         metrics.say(f"step {step} | no validation split in {setup.corpora.folders}, none evaluated")
     fill_texts(setup, step, metrics)
@@ -65,6 +69,23 @@ def report_latents(setup: Setup, step: int, metrics: Metrics | None) -> None:
                 )
             if metrics:
                 logger.warning("step %d, %s: %s", step, objective.name, said)
+
+
+def show_latents(setup: Setup, step: int, metrics: Metrics | None, corpus: Corpus) -> None:
+    """Held-out texts of `corpus` written again from their z, texts from the prior, and where they
+    lie; to TensorBoard. All ranks take part."""
+    if not setup.config.evaluation.latent_texts:
+        return
+    for objective in setup.objectives:
+        if not isinstance(objective, LatentObjective):
+            continue
+        shown = latent_samples(setup, objective, corpus.shards.splits["validation"])
+        if metrics:
+            name = objective.name
+            if objective.backbone_calls:
+                metrics.text(step, f"samples/{name}_reconstructions", shown.reconstructions)
+                metrics.text(step, f"samples/{name}_prior", shown.prior)
+            metrics.projector(step, name, shown.mu_NZ, shown.labels)
 
 
 def held_out_batches(setup: Setup, corpus: Corpus) -> dict[str, Iterator[Batch]]:

@@ -6,18 +6,17 @@ run.objective.encode(run.model, run.objective.inputs(batch)).mu
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from data_pipeline.protocols import Transform
 from data_pipeline.tokenizing.special import Vocabulary
 from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
-from data_pipeline.transforms.blank import BlankConfig, BlankTransform
+from data_pipeline.transforms.blank import BlankConfig
 from pretrain.checkpoint_files import checked_weights, choose, read_manifest
 from pretrain.cli import config_from_yaml
 from pretrain.config import Config
-from pretrain.latent_config import GlmVaeConfig
+from pretrain.latent.rows import blanks_of, whole_transform
 from pretrain.models.backbone import Backbone, lay_out_for_decoding, num_positions
 from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.latent import LatentObjective
@@ -26,15 +25,6 @@ from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.run_folder import RunFolder
 from pretrain.two_tokenizers import reads_two
 from pretrain.weights import WeightFiles, copy_into, difference, shapes_of
-
-# Every text from [gMASK] alone, whatever shares of blanks a run was trained with.
-WHOLE_TEXTS: dict[str, Any] = {
-    "token_prob": 0.0,
-    "sentence_prob": 0.0,
-    "document_prob": 1.0,
-    "single_span_prob": 0.0,
-    "whole_prob": 1.0,
-}
 
 
 @dataclass(frozen=True)
@@ -67,8 +57,7 @@ class LatentRun:
     @property
     def blanks(self) -> BlankConfig | None:
         """How texts are blanked out in training; None where they are always written whole."""
-        config = self.objective.config
-        return config.blanks if isinstance(config, GlmVaeConfig) else None
+        return blanks_of(self.objective)
 
     def transform(self) -> Transform:
         """How texts become rows in training."""
@@ -80,14 +69,10 @@ class LatentRun:
 
     def whole_transform(self) -> Transform:
         """How texts become rows that are written whole, from nothing but z."""
-        if self.blanks is None:
-            return self.transform()
-        return BlankTransform(
-            replace(self.blanks, **WHOLE_TEXTS),
-            self.tokenizer.special,
+        return whole_transform(
+            self.objective,
+            Vocabulary(self.tokenizer.special, self.tokenizer.vocab_size),
             source_tokens=self.source_tokens,
-            vocab_size=self.tokenizer.vocab_size,
-            keeps_sources=True,
         )
 
 

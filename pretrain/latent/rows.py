@@ -9,6 +9,7 @@ document is longer than `source_tokens` it is cut at sentence ends, as in traini
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,43 @@ from data_pipeline.packing.cut import cut_documents, read_documents
 from data_pipeline.packing.loader import Batch, Position, batch_of
 from data_pipeline.packing.plan import PlanReport, WindowPlan
 from data_pipeline.protocols import Split, Transform
+from data_pipeline.tokenizing.special import Vocabulary
+from data_pipeline.transforms.blank import BlankConfig, BlankTransform
+from pretrain.latent_config import GlmVaeConfig
+from pretrain.objectives.latent import LatentObjective
 
 ROOM = 4  # times source_tokens: a row is never short of room for what its blanks add
+
+# Every text from [gMASK] alone, whatever shares of blanks a run was trained with.
+WHOLE_TEXTS: dict[str, Any] = {
+    "token_prob": 0.0,
+    "sentence_prob": 0.0,
+    "document_prob": 1.0,
+    "single_span_prob": 0.0,
+    "whole_prob": 1.0,
+}
+
+
+def blanks_of(objective: LatentObjective) -> BlankConfig | None:
+    """How an objective blanks texts out; None where it writes them whole."""
+    config = objective.config
+    return config.blanks if isinstance(config, GlmVaeConfig) else None
+
+
+def whole_transform(
+    objective: LatentObjective, vocabulary: Vocabulary, *, source_tokens: int
+) -> Transform:
+    """How texts become rows that are written whole, from nothing but z."""
+    blanks, (special, vocab_size) = blanks_of(objective), vocabulary
+    if blanks is None:
+        return objective.transform(special, source_tokens=source_tokens, vocab_size=vocab_size)
+    return BlankTransform(
+        replace(blanks, **WHOLE_TEXTS),
+        special,
+        source_tokens=source_tokens,
+        vocab_size=vocab_size,
+        keeps_sources=True,
+    )
 
 
 class TextRows:

@@ -55,7 +55,6 @@ CASES = {
     "two_ranks_stage3_accumulating": Case(2, 3, 1),
     "two_ranks_stage3_offloaded": Case(2, 3, 4, ON_CPU),
     "two_ranks_stage3_hierarchical": Case(2, 3, 2, {"zero_hpz_partition_size": 2}),
-    "two_ranks_stage3_hierarchical": Case(2, 3, 2, {"zero_hpz_partition_size": 2}),
     "two_ranks_stage3_recomputing": Case(
         2, 3, 4, flags=("--memory.activation_checkpointing=every_1",)
     ),
@@ -226,6 +225,7 @@ def _arguments(name: str, case: Case, folder: Path, shards: Path) -> dict[str, A
         "optimizer.gradient_clipping": 0.5,
         "schedule.warmup_ratio": 0.0,
         "evaluation.every_steps": 0,
+        "evaluation.latent_texts": 0,  # latent/test_latent_live.py shows them
         "checkpoints.every_steps": 0,
         "deepspeed_config": str(settings),
     }

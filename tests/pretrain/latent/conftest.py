@@ -92,3 +92,15 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Callable[[
         return root / name
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def model_flags() -> dict[str, list[str]]:
+    """What tells each model from the debug recipe."""
+    return MODELS
+
+
+@pytest.fixture(scope="session")
+def debug_recipe() -> str:
+    """Path of the smallest recipe."""
+    return DEBUG
