@@ -95,7 +95,7 @@ def set_up(
     }
     vocab_size = padded_vocabulary(max(t.vocab_size for t in transforms.values()))
     _refuse_other_runs(config, corpora, found, vocab_size, world)
-    settings = _deepspeed_settings(config, world)
+    settings = world.together(lambda: _deepspeed_settings(config, world))
     policy = TrainsPolicy(
         config.trains, config.unfreezing,
         num_layers=config.model.num_layers, shared_layers=config.shared_layers,
