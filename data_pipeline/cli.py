@@ -45,7 +45,7 @@ def _check_config(parser: Parser, command: str, file: str) -> None:
     settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     if not isinstance(settings, dict):
         parser.error(f"{file}: must hold settings as `validation: 0.01`, one a line.")
-    for name in {"input", "alias"} & set(settings):
+    for name in {"input", "alias", "encoder_alias"} & set(settings):
         if not isinstance(settings[name], list):
             parser.error(f"{file}: {name} must be a list, as {name}: [a, b], got {settings[name]}.")
     alone = ArgumentParser(exit_on_error=False)

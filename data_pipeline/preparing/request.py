@@ -156,7 +156,11 @@ def open_request(settings: PrepareSettings) -> Request:
     tokenizer = open_tokenizer(settings.tokenizer, settings.aliases or None)
     encoder = None
     if settings.encoder_tokenizer is not None:
-        encoder = open_tokenizer(settings.encoder_tokenizer, settings.encoder_aliases or None)
+        try:
+            encoder = open_tokenizer(settings.encoder_tokenizer, settings.encoder_aliases or None)
+        except ValueError as error:
+            said = str(error).replace("--alias", "--encoder-alias")
+            raise ValueError(f"--encoder-tokenizer: {said}") from error
     skipped: Counter[str] = Counter()
     sources = find_sources(settings.input, skipped)
     _refuse_output_in_input(settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_pipeline.__main__ import main
 from data_pipeline.preparing.length_limits import LengthLimits
 from data_pipeline.preparing.merge import merge
 from data_pipeline.preparing.output_folder import OutputFolder
@@ -290,3 +291,32 @@ def test_impossible_limits_are_refused(limits, message):
 def test_an_alias_without_an_encoder_tokenizer_is_refused(request_of):
     with pytest.raises(ValueError, match="--encoder-alias has no effect without"):
         request_of("x", encoder_tokenizer=None, encoder_aliases={"pad": "eos"})
+
+
+def test_the_command_line_makes_two_streams_and_says_what_was_left_out(
+    tmp_path, byte_bpe_folder, wordpiece_folder, capsys
+):
+    (tmp_path / "x.txt").write_text("\n".join(LINES))
+    settings = {
+        "input": [str(tmp_path / "x.txt")],
+        "tokenizer": str(byte_bpe_folder),
+        "encoder_tokenizer": str(wordpiece_folder),
+        "encoder_alias": ["eos=sep"],
+        "max_words": 4,
+        "output": str(tmp_path / "shards"),
+    }
+    (tmp_path / "prepare.yaml").write_text(json.dumps(settings))
+    command = ["prepare", "--config", str(tmp_path / "prepare.yaml"), "--workers", "1"]
+    assert main([*command, "--min-words", "0"]) == 2
+    assert "--min-words must be at least 1, got 0" in capsys.readouterr().err
+    assert main([*command, "--min-words", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "skipped: 1 too_few_words, 2 too_many_words" in said
+    assert "encoder: " in said
+    encoder = read_manifest(tmp_path / "shards").encoder
+    assert encoder is not None and encoder.aliases == {"eos": "sep"}
+
+
+def test_a_tokenizer_that_cannot_be_the_encoders_is_named_with_its_option(request_of, tmp_path):
+    with pytest.raises(ValueError, match=r"^--encoder-tokenizer: tokenizer .* does not exist"):
+        open_request(request_of("x", encoder_tokenizer=str(tmp_path / "none")))
