@@ -175,7 +175,7 @@ def test_a_rank_that_stops_answering_ends_the_other_in_time(
         assert ranks[0].wait(timeout=60) == 1
     finally:
         ranks[1].send_signal(signal.SIGKILL)
-    _one_line_names_the_lost_rank(runs / "silent.log.0", "no sign of life for 4 s")
+    _one_line_names_the_lost_rank(runs / "silent.log.0", "no sign of life for ")
     status = json.loads((runs / "silent" / "status.json").read_text())
     assert (status["state"], status["reason"][:14]) == ("failed", "LostRankError:")
 
@@ -199,4 +199,4 @@ def test_a_rank_that_dies_ends_the_other_and_a_second_training_is_refused(
     assert "is being written by process" in (runs / "second.log.0").read_text()
     first[1].send_signal(signal.SIGKILL)
     assert first[0].wait(timeout=90) == 1
-    _one_line_names_the_lost_rank(runs / "pair.log.0", "its process ended (")
+    _one_line_names_the_lost_rank(runs / "pair.log.0", "its process ended")

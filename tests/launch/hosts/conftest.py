@@ -25,7 +25,7 @@ PROGRAMS = {
     "pdsh": "pdsh",
 }
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ROOT = Path(__file__).parents[3]
+SSHD = shutil.which("sshd", path=SYSTEM_PATH)
 
 
 def _run(*command: str) -> str:
@@ -103,7 +103,7 @@ class Hosts:
                 state = Path(f"/proc/{word}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:  # it has just ended
                 continue
-            if state != "Z" and not line.startswith(("/usr/sbin/sshd -D", "sshd: /usr/sbin/sshd")):
+            if state != "Z" and not line.startswith((f"{SSHD} -D", f"sshd: {SSHD}")):
                 found[int(word)] = line.strip()
         return found
 
@@ -145,7 +145,9 @@ def _ssh_files(folder: Path) -> None:
     )
     (folder / "bin").mkdir()
     ssh = folder / "bin" / "ssh"
-    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {folder}/ssh_config "$@"\n')
+    ssh.write_text(
+        f'#!/bin/sh\nexec {shutil.which("ssh", path=SYSTEM_PATH)} -F {folder}/ssh_config "$@"\n'
+    )
     ssh.chmod(0o755)
     (folder / "hostfile").write_text("host0 slots=1\nhost1 slots=1\n")
 
@@ -182,7 +184,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
             (etc / "hosts").write_text(
                 f"127.0.0.1 localhost\n127.0.1.1 host{own}\n10.77.0.{other + 1} host{other}\n"
             )
-            sshd = ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "sshd_config")]
+            sshd = [str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]
             daemons.append(made.start(number, sshd, log=folder / f"sshd{number}.log", cwd=folder))
         yield made
     finally:

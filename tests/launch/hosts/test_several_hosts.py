@@ -106,9 +106,8 @@ def test_a_killed_rank_ends_the_other_host_with_its_name(idle_hosts: Any, job: J
     assert started.wait(timeout=SLOW_MACHINE_S) == KILLED
     said = job.said("pretrain: ")
     assert len(said) == 1, said
-    assert said[0].startswith(
-        "host0: pretrain: rank 0: rank 1 on host1 is lost: its process ended ("
-    )
+    lost = "host0: pretrain: rank 0: rank 1 on host1 is lost: its process ended"
+    assert said[0].startswith(lost)
     assert "logs/rank-1.log" in said[0] and "--resume auto" in said[0]
     assert json.loads((job.run / "status.json").read_text())["state"] == "failed"
 
@@ -170,7 +169,9 @@ def test_the_run_goes_on_with_more_ranks_and_with_fewer(
     assert started.wait(timeout=SLOW_MACHINE_S) == 85, job.log.read_text()
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_reach_each_other_end_in_time(idle_hosts: Any, job: Job) -> None:
+    """Half a minute on a quiet machine."""
     started = job.start(interface="lo")
     assert started.wait(timeout=SLOW_MACHINE_S) == 2, job.log.read_text()
     said = job.said("pretrain: ")
@@ -180,7 +181,9 @@ def test_ranks_that_cannot_reach_each_other_end_in_time(idle_hosts: Any, job: Jo
         assert "(interface lo)" in line
 
 
+@pytest.mark.slow
 def test_a_missing_hostfile_is_an_error(idle_hosts: Any, job: Job, tmp_path: Path) -> None:
+    """A quarter of a minute on a quiet machine."""
     started = job.start(hostfile=tmp_path / "nowhere")
     assert started.wait(timeout=SLOW_MACHINE_S) == 2
     said = [line for line in job.log.read_text().splitlines() if line.startswith("pretrain: ")]
