@@ -8,12 +8,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from data_pipeline.preparing.downloads import open_again
 from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import PieceRecord, SliceRecord, remove_slice
 from data_pipeline.preparing.prepare_slice import counted
-from data_pipeline.preparing.request import PrepareSettings, Request
+from data_pipeline.preparing.request import PrepareSettings, Request, Slice
 from data_pipeline.preparing.sharding import SplitWriters, dtype_of_ids
-from data_pipeline.preparing.slices import opened
 from data_pipeline.reading.byte_stream import CHUNK_BYTES, size_and_hash
 from data_pipeline.reading.file_kinds import Source
 from data_pipeline.storage.manifest import (
@@ -153,7 +153,7 @@ def _source_entries(
 
     Raises ValueError if a file is not the one any more that was read; its parts are removed then.
     """
-    pieces: dict[int, list[PieceRecord]] = {}
+    pieces: dict[int, list[tuple[Slice, PieceRecord]]] = {}
     documents: Counter[int] = Counter()
     first = 0
     for work, record in zip(request.slices, records, strict=True):
@@ -161,12 +161,13 @@ def _source_entries(
             stop = first + read.documents
             left_out = int(repeats[first:stop].sum()) if repeats is not None else 0
             documents[piece.number] += read.documents - left_out
-            pieces.setdefault(piece.number, []).append(read)
+            pieces.setdefault(piece.number, []).append((work, read))
             first = stop
     for number, source in enumerate(request.sources):
-        size_bytes, xxh3 = pieces[number][0].size_bytes, pieces[number][0].xxh3
+        _, read = pieces[number][0]
+        size_bytes, xxh3 = read.size_bytes, read.xxh3
         if len(pieces[number]) > 1:
-            if not (joined := _joined(source, pieces[number], on_bytes)):
+            if not (joined := _joined(source, pieces[number], folder, on_bytes)):
                 raise _changed(request, number, folder)
             size_bytes, xxh3 = joined
         yield SourceEntry(
@@ -175,22 +176,25 @@ def _source_entries(
 
 
 def _joined(
-    source: Source, pieces: list[PieceRecord], on_bytes: Callable[[int], object]
+    source: Source,
+    pieces: list[tuple[Slice, PieceRecord]],
+    folder: Path,
+    on_bytes: Callable[[int], object],
 ) -> tuple[int, str] | None:
     """Size and hash of a whole file; None unless its pieces are those that were read."""
     whole, size_bytes = xxhash.xxh3_128(), 0
-    with opened(source) as raw:
-        for piece in pieces:
-            assert piece.size_bytes is not None
-            hashed, left = xxhash.xxh3_128(), piece.size_bytes
+    for work, piece in pieces:
+        assert piece.size_bytes is not None
+        hashed, left = xxhash.xxh3_128(), piece.size_bytes
+        with open_again(source, work, size_bytes, left, folder) as raw:
             while left and (content := raw.read(min(left, CHUNK_BYTES))):
                 whole.update(content)
                 hashed.update(content)
                 on_bytes(len(content))
                 left -= len(content)
-            if left or hashed.hexdigest() != piece.xxh3:
-                return None
-            size_bytes += piece.size_bytes
+        if left or hashed.hexdigest() != piece.xxh3:
+            return None
+        size_bytes += piece.size_bytes
     return size_bytes, whole.hexdigest()
 
 

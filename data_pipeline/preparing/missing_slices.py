@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from data_pipeline.preparing.downloads import say_what_is_kept
 from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.parts import SliceRecord, finished_slice, remove_slice
 from data_pipeline.preparing.prepare_slice import prepare_slice
@@ -72,6 +73,7 @@ def prepare_missing(
         check_skipped(skipped, limit)
 
     check_skipped(skipped, limit)
+    say_what_is_kept(request, folder)
     missing = [number for number in numbers if number not in records]
     (deal or _deal_here)(request, missing, folder, on_bytes, on_finished)
     return [records[number] for number in sorted(records)]

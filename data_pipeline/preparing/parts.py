@@ -145,9 +145,10 @@ def finished_slice(folder: Path, fingerprint: str) -> SliceRecord | None:
 
 
 def remove_slice(folder: Path, fingerprint: str) -> None:
-    """Remove a part and its record, the record first."""
+    """Remove a part, its record and its download, the record first."""
     _record_path(folder, fingerprint).unlink(missing_ok=True)
     part_path(folder, fingerprint).unlink(missing_ok=True)
+    (folder / f"{fingerprint}.bytes").unlink(missing_ok=True)  # see downloads.py
 
 
 def blocks(

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from data_pipeline.preparing.downloads import copy_path
 from data_pipeline.preparing.encode import encode_documents
 from data_pipeline.preparing.parts import PartWriter, PieceRecord, SliceRecord
 from data_pipeline.preparing.request import Request, refuse_changed
@@ -33,7 +34,8 @@ def prepare_slice(
     with PartWriter(folder, work.fingerprint, *request.dtypes) as part:
         for piece in work.pieces:
             before = part.documents
-            read = read_piece(piece, settings.read, tally, on_bytes)
+            copy = copy_path(request, number, folder)
+            read = read_piece(piece, settings.read, tally, on_bytes, copy)
             encoded = encode_documents(
                 read,
                 request.tokenizer,

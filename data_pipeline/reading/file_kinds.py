@@ -42,6 +42,9 @@ class Source:
     size_bytes: int | None
     open: Callable[[], AbstractContextManager[BinaryIO]] | None
     compression: Compression | None = None
+    # Of a file behind a URL that can be read in parts: bytes begin..end - 1, fetched so many at
+    # once and not one beyond. None: as a whole, or, on a disk, with a seek.
+    open_range: Callable[[int, int, int], AbstractContextManager[BinaryIO]] | None = None
     first_line: int = 1  # of a stretch inside a file (slices.py): the number of its first line
     first_byte: int = 0  # and where in the file it begins; then it is the start of nothing
 
@@ -72,13 +75,15 @@ def file_source(
     location: str,
     size_bytes: int | None,
     open_file: Callable[[], AbstractContextManager[BinaryIO]],
+    open_range: Callable[[int, int, int], AbstractContextManager[BinaryIO]] | None = None,
 ) -> Source:
     """A file of a known ending as a source."""
     file = without_credentials(location)
     kind = kind_of(file)
     assert kind is not None
     name = name.encode("utf-8", "backslashreplace").decode()  # of a file whose name is no text
-    return Source(name, kind, location, size_bytes, open_file, compression_of(file))
+    compression = compression_of(file)
+    return Source(name, kind, location, size_bytes, open_file, compression, open_range)
 
 
 def without_credentials(url: str) -> str:

@@ -12,6 +12,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -44,29 +45,42 @@ def remote_sources(url: str, skipped: Counter[str]) -> Iterator[Source]:
             skipped["unknown_file"] += 1
         else:
             name = without_credentials(f"{scheme}://{path.partition('://')[2] or path.lstrip('/')}")
-            yield file_source(name, path, found[path], _opener(filesystem, path, name, url))
+            size_bytes, has_ranges = found[path]
+            opener = _opener(filesystem, path, name, url)
+            ranges = _range_opener(filesystem, path, name, url) if has_ranges else None
+            yield file_source(name, path, size_bytes, opener, ranges)
 
 
-def _find(url: str) -> tuple[Any, str, dict[str, int | None]]:
-    """The filesystem of a URL, what it names there, and the files with sizes (of known endings)."""
+def _find(url: str) -> tuple[Any, str, dict[str, tuple[int | None, bool]]]:
+    """The filesystem of a URL, what it names there, and the files: size, readable in parts."""
     import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(url)
     plain = without_credentials(path)  # in a link of the web, ? begins a query and is no pattern
     if glob.has_magic(plain if _WEB.match(path) else path):
-        found, root = filesystem.glob(path), re.split(r"[*?[]", path, maxsplit=1)[0]
+        found = filesystem.glob(path, detail=True)
+        root = re.split(r"[*?[]", path, maxsplit=1)[0]
     elif filesystem.isdir(path):
-        found, root = filesystem.find(path), path
+        found, root = filesystem.find(path, detail=True), path
     elif kind_of(plain) is None:
         raise ValueError(f"endings that can be read are {KNOWN}. {how_to_read(plain)}")
     else:
-        found, root = [path], path
-    return filesystem, root, {p: _size_bytes(filesystem, p) for p in found}
+        found, root = {path: filesystem.info(path)}, path
+    is_plain = "::" not in url  # a file that is cached is fetched whole first
+    return filesystem, root, {p: _told(filesystem, p, found[p], is_plain) for p in found}
 
 
-def _size_bytes(filesystem: Any, path: str) -> int | None:
-    """None where a server does not tell, 0 where nobody needs to know."""
-    return filesystem.info(path)["size"] if kind_of(without_credentials(path)) else 0
+def _told(
+    filesystem: Any, path: str, told: dict[str, Any], is_plain: bool
+) -> tuple[int | None, bool]:
+    """Size of a file (None where a server does not tell) and whether it can be read in parts."""
+    if kind_of(without_credentials(path)) is None:
+        return 0, False  # nobody needs to know
+    if told.get("size") is None:  # a listing of the web holds names alone
+        told = filesystem.info(path)
+    size_bytes = told["size"]
+    has_ranges = is_plain and size_bytes is not None
+    return size_bytes, has_ranges and (not _WEB.match(path) or told.get("partial", True))
 
 
 def _opener(filesystem: Any, path: str, name: str, url: str) -> Callable[[], BinaryIO]:
@@ -76,6 +90,43 @@ def _opener(filesystem: Any, path: str, name: str, url: str) -> Callable[[], Bin
         )
 
     return open_file
+
+
+def _range_opener(
+    filesystem: Any, path: str, name: str, url: str
+) -> Callable[[int, int, int], BinaryIO]:
+    def open_range(begin: int, end: int, block_bytes: int) -> BinaryIO:
+        # cache_type: else what follows is fetched too, 50 MB of it from S3.
+        file = _naming(name, url, partial(filesystem.open, path, "rb", cache_type="none"))
+        return cast(BinaryIO, _Range(_NamedFile(file, name, url), begin, end, block_bytes))
+
+    return open_range
+
+
+class _Range(io.RawIOBase):
+    """The bytes begin..end - 1 of a file, fetched in blocks."""
+
+    def __init__(self, file: "_NamedFile", begin: int, end: int, block_bytes: int) -> None:
+        self._file, self._left, self._block_bytes = file, end - begin, block_bytes
+        self._fetched = memoryview(b"")
+        file.seek(begin)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        assert size >= 0
+        if not self._fetched and self._left:
+            content = self._file.read(min(self._block_bytes, self._left))
+            self._fetched = memoryview(content)
+            self._left = self._left - len(content) if content else 0
+        content = bytes(self._fetched[:size])
+        self._fetched = self._fetched[size:]
+        return content
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _NamedFile(io.RawIOBase):
