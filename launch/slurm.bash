@@ -230,7 +230,13 @@ srun_ranks() { # SCRIPT ARGS...: gives the exit code of the ranks; a signal to t
 ask() { # the ranks, through srun: again and again, since a rank that has just begun does not listen yet
   if [[ -n "$srun_pid" && -z "$asker" ]]; then
     say "the ranks are asked to save and stop"
-    while kill -USR1 "$srun_pid" 2>/dev/null; do sleep 10; done &
+    (
+      trap 'kill $!; exit' TERM # the sleep does not outlive it
+      while kill -USR1 "$srun_pid" 2>/dev/null; do
+        sleep 10 &
+        wait $!
+      done
+    ) &
     asker=$!
   fi
 }

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,13 @@ case " $* " in
   *) env > "$HERE/rank"; grep SigIgn /proc/$$/status | tr : = >> "$HERE/rank" ;;
 esac
 """,
-    "srun": '#!/bin/bash\nprintf "%s\\n" "$@" > "$HERE/srun"\nexit ${SRUN_RC:-0}\n',
+    "srun": """#!/bin/bash
+trap 'kill $sleeper; exit 85' USR1
+if [[ -n "${SRUN_WAITS:-}" ]]; then sleep 60 & sleeper=$!; fi
+printf "%s\n" "$@" > "$HERE/srun"
+[[ -z "${SRUN_WAITS:-}" ]] || wait
+exit ${SRUN_RC:-0}
+""",
     "scancel": '#!/bin/bash\necho "$*" >> "$HERE/scancel"\n',
     "scontrol": """#!/bin/bash
 case "$1 $2" in
@@ -71,21 +78,39 @@ class Cluster:
     run: Path
 
     def start(self, *arguments: str, spooled: bool = False, **environment: str) -> Ended:
+        return self._end(self._popen(*arguments, spooled=spooled, **environment))
+
+    def signalled(self, number: signal.Signals, **environment: str) -> Ended:
+        """How a batch script ends that gets a signal while srun runs until it is asked to stop."""
+        process = self._popen(SRUN_WAITS="yes", **environment)
+        deadline = time.monotonic() + 60
+        while not (self.folder / "srun").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        return self._end(process)
+
+    def _end(self, process: subprocess.Popen[str]) -> Ended:
+        said = process.communicate(timeout=60)[1]
+        return Ended(process.returncode, said, self.folder)
+
+    def _popen(
+        self, *arguments: str, spooled: bool = False, **environment: str
+    ) -> subprocess.Popen[str]:
         for name in ("srun", "requeue", "scancel", "progress"):
             (self.folder / name).unlink(missing_ok=True)
         script = self.checkout / "launch/pretrain_glm.sh"
         copy = self.folder / "slurm_script"
         shutil.copy(script, copy)
-        done = subprocess.run(
+        return subprocess.Popen(
             ["/bin/bash", str(copy if spooled else script), "--steps", "9", *arguments],
             env={
                 "PATH": f"{self.folder / 'bin'}:{self.folder / 'tools'}", "HERE": str(self.folder),
                 "PYTHON": str(self.folder / "bin/python"), "COMMAND": str(script),
                 "SLURM_JOB_ID": "77", **NODES, "PROGRESS": self.progress(0), **environment,
             },
-            capture_output=True, text=True, check=False, timeout=60,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        return Ended(done.returncode, done.stderr, self.folder)
 
     def progress(self, step: int, reason: str = "-") -> str:
         return f"{step}\\t9\\t{reason}\\t{self.run}\\n"
@@ -214,6 +239,18 @@ def test_a_saved_run_is_requeued_and_goes_on(cluster: Cluster) -> None:
     # Nothing was saved before a node was lost: it begins as it was told.
     lost = cluster.start(*begun, SLURM_RESTART_COUNT="1")
     assert lost.arguments == ["--steps", "9", *begun]
+
+
+def test_asked_to_save_it_asks_the_ranks_and_is_requeued(cluster: Cluster) -> None:
+    ended = cluster.signalled(signal.SIGUSR1)
+    assert (ended.code, ended.lines("requeue")) == (SIGTERM, ["77"])
+    assert "the ranks are asked to save" in ended.said
+
+
+def test_a_job_that_slurm_ends_is_not_requeued(cluster: Cluster) -> None:
+    ended = cluster.signalled(signal.SIGTERM)
+    assert (ended.code, ended.lines("requeue")) == (85, [])
+    assert "SLURM has ended this job" in ended.said
 
 
 def test_a_finished_run_is_not_started_again(cluster: Cluster) -> None:
