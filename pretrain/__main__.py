@@ -35,7 +35,7 @@ def _train(argv: Sequence[str]) -> None:
                 "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
                 f"--validation 0.01 --output {source.shards}"
             )
-    from pretrain.stopping import EXIT_CODE
+    from pretrain.stop_signs import EXIT_CODE
     from pretrain.train import run
 
     try:

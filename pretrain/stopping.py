@@ -24,14 +24,12 @@ from types import FrameType
 import torch
 
 from pretrain.launching import launchers
+from pretrain.stop_signs import SIGNALS, STOP_FILE
 from pretrain.world import World
 
 logger = logging.getLogger(__name__)
 
-EXIT_CODE = 85  # "saved, start me again": positive, so that launchers pass it on
-STOP_FILE = "STOP"
 SECOND_SIGINT_AFTER_S = 1.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _REASONS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "the file STOP", "the launcher is gone")
 

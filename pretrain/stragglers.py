@@ -87,6 +87,7 @@ class Stragglers:
         self._clock = ProductClock(model or nn.Module(), world.device)
         self._hosts = world.gather(socket.gethostname()) if self._every else []
         self._waited_s, self._since = 0.0, time.perf_counter()
+        self._is_first = True
         self._named: dict[str, int | None] = {}
 
     def before(self, step: int) -> None:
@@ -97,9 +98,12 @@ class Stragglers:
     def after(self, step: int, data_wait_s: float) -> dict[str, float]:
         """What the look of this step has found, by tag, the same on all ranks; {} without one."""
         self._waited_s += data_wait_s
+        if self._is_first:  # its rows are planned from nothing, which is no straggler's fault
+            self._is_first, self._waited_s, self._since = False, 0.0, time.perf_counter()
         if not self._is_due(step):
             return {}
-        own = [self._clock.stop(), self._waited_s / (time.perf_counter() - self._since)]
+        elapsed_s = max(time.perf_counter() - self._since, 1e-9)
+        own = [self._clock.stop(), self._waited_s / elapsed_s]
         self._waited_s, self._since = 0.0, time.perf_counter()
         of_all = torch.zeros(self._world.world_size, 2, dtype=torch.float64)
         of_all[self._world.rank] = torch.tensor(own, dtype=torch.float64)

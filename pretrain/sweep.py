@@ -21,6 +21,7 @@ from pretrain.cli import parse_train
 from pretrain.config import Config
 from pretrain.status import state_of
 from pretrain.sweep_file import Sweep, read_sweep
+from pretrain.sweep_here import train_here
 from pretrain.sweep_task import task_flags
 
 
@@ -120,8 +121,6 @@ def main(argv: Sequence[str]) -> tuple[str | None, int]:
         sweep = Sweep(sweep.name, sweep.file, (sweep.task(chosen.task),))
     configs = checked(sweep, chosen.array, flags)
     if chosen.run or chosen.task is not None:
-        from pretrain.sweep_here import train_here  # brings torch
-
         command = shlex.split(chosen.launch)
         return None, train_here(sweep.tasks, configs, chosen.array, command, flags)
     return table(sweep, configs, chosen.array), 0

@@ -10,7 +10,7 @@ from types import FrameType
 
 from pretrain.config import Config
 from pretrain.status import state_of
-from pretrain.stopping import EXIT_CODE, SIGNALS, STOP_FILE
+from pretrain.stop_signs import EXIT_CODE, SIGNALS, STOP_FILE
 from pretrain.sweep_file import Task
 from pretrain.sweep_task import task_flags
 

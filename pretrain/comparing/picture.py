@@ -49,7 +49,7 @@ def _draw_best(axes: Any, runs: Sequence[Run], labels: Sequence[str]) -> None:
     values = _numbers([run.settings.get(keys[0]) for _, run, _ in found] if len(keys) == 1 else [])
     if values:
         axes.set(xlabel=keys[0])
-        if min(values) > 0 and max(values) / min(values) > 20:
+        if min(values) > 0 and max(values) / min(values) >= 10:
             axes.set_xscale("log")
         for (number, _, nats), value in zip(found, values, strict=True):
             axes.plot([value], [nats], "o", color=f"C{number % 10}")

@@ -69,7 +69,7 @@ def as_text(found: Sequence[Mapping[str, Any]], tags: Sequence[str] = ()) -> str
     """The rows in columns, and below them what the folders lack."""
     labels = short(key for row in found for key in row["settings"])
     numbers = ("step", "loss", "held out", "best", "at step", "tok/s", "hours")
-    lines = [["run", *labels.values(), *numbers, *tags, "state"]]
+    lines = [["run", *labels.values(), *numbers, *_columns_of(tags), "state"]]
     for row in found:
         named = [_word(row["settings"][key]) if row["settings"] else "?" for key in labels]
         lines.append([_name(row), *named, *_numbers(row), *(_number(row[t]) for t in tags),
@@ -82,6 +82,12 @@ def as_text(found: Sequence[Mapping[str, Any]], tags: Sequence[str] = ()) -> str
     gaps = [f"{row['run']}: {gap}" for row in found for gap in row["gaps"]]
     costs = _costs(found)
     return "\n".join([*said, *([""] if gaps or costs else []), *costs, *gaps])
+
+
+def _columns_of(tags: Sequence[str]) -> list[str]:
+    """The tags without their rooms, where they stay different."""
+    plain = [tag.rpartition("/")[2] for tag in tags]
+    return plain if len(set(plain)) == len(plain) else list(tags)
 
 
 def _name(row: Mapping[str, Any]) -> str:

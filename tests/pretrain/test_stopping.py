@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.stopping import SIGNALS, STOP_FILE, StopRequests
+from pretrain.launching import launchers
+from pretrain.stop_signs import SIGNALS, STOP_FILE
+from pretrain.stopping import StopRequests
 from pretrain.world import World, join_world, leave_world
 
 ALONE = World(0, 1, 0, torch.device("cpu"), timeout_s=60)

@@ -1,6 +1,7 @@
 """pretrain/profiling.py and stragglers.py: traces of some steps, and ranks that are behind.
 
-Two ranks in one process group train three runs: the second rank is slow, waits for data, neither.
+Two ranks in one process group train three runs: the second rank is slow, waits for data, neither;
+and a task of a sweep.
 """
 
 import json
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from pretrain.models.parameters import Linear
+from pretrain.run_folder import RunFolder
+from pretrain.status import read
 from pretrain.stragglers import ProductClock
 from pretrain.watch_config import ProfileConfig, StragglersConfig
 
@@ -29,7 +33,7 @@ PROFILE = '--profile={"start_step": 3, "steps": 2, "ranks": [1]}'
 def runs(
     tmp_path_factory: pytest.TempPathFactory, shards: Path, run_ranks: Callable[..., list[int]]
 ) -> Path:
-    """The runs `products`, `data` and `nothing`, by what is slow on rank 1."""
+    """The runs `products`, `data` and `nothing`, by what is slow on rank 1, and a sweep's task."""
     folder = tmp_path_factory.mktemp("watched")
     flags = [
         "--config", DEBUG, f"--runs={folder}", f"--data.shards={shards}", "--steps=4",
@@ -38,8 +42,12 @@ def runs(
     ]  # fmt: skip
     cases = [["products", []], ["data", []], ["nothing", [PROFILE, "--stragglers.every_steps=0"]]]
     listed = [[what, [*flags, f"--name={what}", *more]] for what, more in cases]
+    sweep = folder / "tried.yaml"
+    sweep.write_text(f"recipe: {DEBUG}\ngrid: {{optimizer.lr: [1e-3, 2e-3]}}\n")
+    own = [flag for flag in flags if flag not in ("--config", DEBUG)]
+    listed.append(["nothing", ["--sweep", str(sweep), "--task=1", "--array=77", *own]])
     (folder / "cases.json").write_text(json.dumps(listed))
-    run_ranks(2, [WORKER, str(folder / "cases.json")], folder / "log")
+    run_ranks(2, [WORKER, str(folder / "cases.json")], folder / "log", timeout_s=550)
     return folder
 
 
@@ -54,7 +62,7 @@ def _found(runs: Path, run: str, tag: str) -> list[tuple[int, Any]]:
 
 
 def test_the_rank_whose_products_are_slow_is_named_with_its_host(runs: Path) -> None:
-    (line,) = _warnings(runs, "products")
+    (line,) = [line for line in _warnings(runs, "products") if "matrix products" in line]
     assert f"step 2: rank 1 on {socket.gethostname()} is behind: its matrix products take" in line
     assert _found(runs, "products", "ranks/slowest_rank") == [(2, 1.0), (4, 1.0)]
     assert all(ratio > 1.5 for _, ratio in _found(runs, "products", "ranks/slowest_products_ratio"))
@@ -88,6 +96,20 @@ def test_each_rank_has_a_log_that_names_it_and_its_host(runs: Path) -> None:
     for rank in range(2):
         lines = (runs / "data" / "logs" / f"rank-{rank}.log").read_text().splitlines()
         assert f" {socket.gethostname()} rank {rank} INFO " in lines[0]
+
+
+def test_a_task_trains_in_the_folder_of_its_array_and_shows_its_settings(runs: Path) -> None:
+    run = runs / "tried" / "77_1-lr=2e-3"
+    assert read(run).state == "finished" and read(run).ranks == 2
+    assert RunFolder(run).swept() == ["optimizer.lr"]
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    (said,) = [
+        content
+        for tag, content in board.summary_metadata.items()
+        if tag.endswith("session_start_info")
+    ]
+    assert b"optimizer.lr" in said.plugin_data.content
 
 
 def test_only_the_products_are_timed() -> None:
