@@ -16,6 +16,7 @@ from data_pipeline.packing.loader import Place, first_place
 from data_pipeline.padding import first_window_lines
 from data_pipeline.protocols import Transform
 from data_pipeline.storage.shards import Shards
+from data_pipeline.tokenizing.words import word_table
 from kernels.dispatch import choose_backend
 from pretrain import checkpoint, checkpoint_files, deepspeed_settings, network, resume
 from pretrain.beginning import first_weights
@@ -86,7 +87,12 @@ def set_up(
 
     shards, packing = corpora.shards, config.data.packing
     encoder = encoder_vocabulary(config.objectives, shards)
-    objectives = objectives_of(config.objectives, steps=config.steps, encoder=encoder)
+    # Behind the vocabulary may stand the marks of blanks, at most two for each token of a text.
+    marks = torch.zeros(2 * packing.source_tokens, dtype=torch.bool)
+    words = torch.cat((torch.from_numpy(word_table(shards.tokenizer())), marks))
+    objectives = objectives_of(
+        config.objectives, steps=config.steps, encoder=encoder, word_table_V=words
+    )
     transforms = {
         o.name: o.transform(
             shards.special, source_tokens=packing.source_tokens, vocab_size=shards.vocab_size

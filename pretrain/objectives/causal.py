@@ -1,8 +1,8 @@
 """A plain causal language model: every token from those before it (Radford et al. 2019).
 
 The baseline of the objectives with a latent vector: the rows that Optimus' decoder writes, without
-z. Terms: `total`, which is optimised, in nats a target (eos is one, the beginning is not), and
-`text`, the same sum by texts.
+z. Terms: `total`, which is optimised, in nats a target (eos is one, the beginning is not), `text`
+and `word`, the same sum by texts and by words.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from pretrain.flop import Work, backbone_flop
 from pretrain.models.latent import Injected
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
-from pretrain.objectives.glm import PackedBatch, glm_inputs
+from pretrain.objectives.glm import PackedBatch, count_words, glm_inputs
 from pretrain.objectives.health import Health
 from pretrain.objectives.latent import backbone_nats
 from pretrain.objectives.loss import LossTerm, ObjectiveModel
@@ -34,8 +34,9 @@ class CausalObjective:
     alarm: CollapseAlarm | None = None
     turns: Turns | None = None
 
-    def __init__(self, *, weight: float = 1.0) -> None:
-        self.weight = weight
+    def __init__(self, *, weight: float = 1.0, word_table_V: Tensor | None = None) -> None:
+        """word_table_V: see count_words; None reports nothing by words."""
+        self.weight, self.word_table_V = weight, word_table_V
 
     def transform(
         self, special: SpecialIds, *, source_tokens: int, vocab_size: int
@@ -55,9 +56,12 @@ class CausalObjective:
         return
 
     def inputs(self, batch: PackedBatch, update: int | None = None) -> dict[str, Tensor]:
-        """See glm_inputs; and num_texts, those that begin in these rows."""
+        """See glm_inputs; and num_texts and num_words of these rows."""
         begins = (batch.document >= 0) & (batch.positions[:, 0] == 0)
-        return {**glm_inputs(batch), "num_texts": begins.sum().float()}
+        inputs = {**glm_inputs(batch), "num_texts": begins.sum().float()}
+        if self.word_table_V is not None:
+            inputs["num_words"] = count_words(batch, self.word_table_V)
+        return inputs
 
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sum of the weights of all targets, under `total`."""
@@ -66,13 +70,16 @@ class CausalObjective:
     def loss_terms(
         self, model: ObjectiveModel, inputs: Mapping[str, Tensor]
     ) -> dict[str, LossTerm]:
-        """`total`, with its graph, and `text`, without."""
+        """`total`, with its graph, and the others, without."""
         nats_N = backbone_nats(model.backbone, Injected(None, None), inputs)
         total = (nats_N * inputs["weights"]).sum()
-        return {
+        terms = {
             "total": LossTerm(total, inputs["weights"].sum()),
             "text": LossTerm(total.detach(), inputs["num_texts"]),
         }
+        if "num_words" in inputs:
+            terms["word"] = LossTerm(total.detach(), inputs["num_words"])
+        return terms
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
         """Of one pass through the backbone and its backward."""

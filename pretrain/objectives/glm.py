@@ -125,6 +125,17 @@ def glm_inputs(batch: PackedBatch) -> dict[str, Tensor]:
     }
 
 
+def count_words(batch: PackedBatch, word_table_V: Tensor) -> Tensor:
+    """Words and ends of texts among the targets, by the vocabulary's word boundaries: a scalar.
+
+    word_table_V: ids that begin a word or end a text. The first token of a text counts, marked or
+    not.
+    """
+    before_BT = torch.nn.functional.pad(batch.document[:, :-1], (1, 0), value=-1)
+    is_counted_BT = word_table_V[batch.targets.long()] | (batch.document != before_BT)
+    return ((batch.weights > 0) & is_counted_BT).sum().float()
+
+
 def kind_terms(weighted_N: Tensor, weights_N: Tensor, kind_N: Tensor) -> dict[str, LossTerm]:
     """One term per kind of blank from weighted losses and weights of N targets; no graph."""
     terms = {}

@@ -35,7 +35,7 @@ from pretrain.objectives.elbo import (
     elbo_now,
     elbo_terms,
 )
-from pretrain.objectives.glm import glm_inputs, kind_terms
+from pretrain.objectives.glm import count_words, glm_inputs, kind_terms
 from pretrain.objectives.health import Health
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
@@ -102,8 +102,10 @@ class LatentObjective:
     optimised: tuple[str, ...] = OPTIMISED
     judged: tuple[str, ...] = OPTIMISED[:1]  # the other one rises and falls with beta
 
-    def __init__(self, of: LatentModel, *, steps: int) -> None:
-        """steps: updates of the run, which the schedule of beta follows."""
+    def __init__(self, of: LatentModel, *, steps: int, word_table_V: Tensor | None = None) -> None:
+        """steps: updates of the run, which the schedule of beta follows. word_table_V: see
+        count_words; None reports nothing by words."""
+        self.word_table_V = word_table_V
         self.of, self.config, self.steps = of, of.config, steps
         self.name, self.weight, self.backbone_calls = of.name, of.config.weight, of.backbone_calls
         self.health: Health | None = Health(of.config.elbo.window)
@@ -132,7 +134,10 @@ class LatentObjective:
         config = self.config.elbo
         factor = 1.0 if update is None else beta(update, steps=self.steps, config=config.beta)
         latent = latent_inputs(batch, size=self.config.latent.size, config=config, factor=factor)
-        return {**glm_inputs(batch), **latent}
+        inputs = {**glm_inputs(batch), **latent}
+        if self.word_table_V is not None:
+            inputs["num_words"] = count_words(batch, self.word_table_V)
+        return inputs
 
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Targets or texts, by the reduction."""
@@ -173,6 +178,9 @@ class LatentObjective:
         weighted_N = self.target_nats(model, inputs, z_BNZ) * weights_N
         texts, config = texts_of(weighted_N, inputs), self.elbo(is_training=model.training)
         terms = elbo_terms(posterior, texts, inputs["beta"], config)
+        if "num_words" in inputs:
+            nats = terms["reconstruction"].sum
+            terms["reconstruction_word"] = LossTerm(nats, inputs["num_words"])
         return terms | kind_terms(weighted_N, weights_N, inputs["kind"])
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:

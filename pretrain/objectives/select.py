@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data_pipeline.hashing import mix_ints
 from data_pipeline.tokenizing.special import Vocabulary
@@ -13,26 +13,36 @@ from pretrain.objectives.adavae import AdaVae
 from pretrain.objectives.causal import CausalObjective
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.glm_vae import GlmVae
-from pretrain.objectives.latent import LatentObjective
+from pretrain.objectives.latent import LatentModel, LatentObjective
 from pretrain.objectives.loss import Objective
 from pretrain.objectives.lstm_vae import LstmVae
 from pretrain.objectives.optimus import Optimus
 
 
 def objectives_of(
-    config: ObjectivesConfig, *, steps: int, encoder: Vocabulary | None = None
+    config: ObjectivesConfig,
+    *,
+    steps: int,
+    encoder: Vocabulary | None = None,
+    word_table_V: Tensor | None = None,
 ) -> list[Objective]:
     """The objectives of a run of `steps` updates, in the order in which every step takes them.
 
     encoder: of a second tokenizer, where an encoder has its own (pretrain/two_tokenizers.py).
+    word_table_V: ids that begin a word or end a text, by which losses are told by words, too.
     """
+    models: list[LatentModel] = [
+        GlmVae(config.glm_vae),
+        Optimus(config.optimus, encoder),
+        AdaVae(config.adavae),
+        LstmVae(config.lstm_vae),
+    ]
+    latent = [LatentObjective(m, steps=steps, word_table_V=word_table_V) for m in models]
     objectives: list[Objective] = [
         GlmObjective(config.glm.blanks, weight=config.glm.weight),
-        LatentObjective(GlmVae(config.glm_vae), steps=steps),
-        LatentObjective(Optimus(config.optimus, encoder), steps=steps),
-        LatentObjective(AdaVae(config.adavae), steps=steps),
-        CausalObjective(weight=config.causal.weight),
-        LatentObjective(LstmVae(config.lstm_vae), steps=steps),
+        *latent[:3],
+        CausalObjective(weight=config.causal.weight, word_table_V=word_table_V),
+        *latent[3:],
     ]
     return [objective for objective in objectives if objective.weight > 0]
 

@@ -204,19 +204,26 @@ def our_gradient(named: dict[str, Any], published: str) -> tuple[Tensor, slice]:
     return (gradient.t() if ".c_" in published else gradient), every
 
 
-def test_without_the_slot_the_decoder_is_the_plain_language_model_bit_for_bit():
+def test_without_z_the_decoder_is_the_plain_language_model_bit_for_bit():
+    """No slot, W_D = 0, the same position ids. A slot that is masked instead adds a term of 0 to
+    every softmax, which moves the last bit of its sum."""
     objective = objective_of("both")
     model, inputs = model_of(objective), inputs_of(objective)
     with torch.no_grad():
         model.parts["optimus"].injector.embedding.weight.zero_()
-    injected = model.parts["optimus"].injector(stored("forward")["z"][:, None])
+    injected = objective.injected(model, stored("forward")["z"][:, None])
     visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
-    row = (inputs["ids"], inputs["positions"], visibility)
-    added = model.backbone(*row, latent_embedding=injected.latent_embedding)
-    assert torch.equal(added, model.backbone(*row))
-    plain = (inputs["ids"], inputs["positions"] - 1, visibility)
-    logits = model.backbone.logits(model.backbone(*plain))
+    row = (inputs["ids"], inputs["positions"])
     inside = inputs["document"] == 0
+    plain = model.backbone.logits(model.backbone(*row, visibility))
+    without = model.backbone(*row, visibility, **injected._replace(memory=None)._asdict())
+    assert torch.equal(model.backbone.logits(without), plain)
+    # Of another document's number than the tokens': a slot that no token sees.
+    nobodys = Visibility(inputs["lo"], inputs["hi"], inputs["document"] + inside.int())
+    masked = model.backbone(*row, nobodys, memory=injected.memory)
+    assert close(model.backbone.logits(masked)[inside], plain[inside], 2e-6)
+    from_0 = (inputs["ids"], inputs["positions"] - 1, visibility)
+    logits = model.backbone.logits(model.backbone(*from_0))
     assert close(logits[inside], stored("forward")["nolatent/logits"][inside], FORWARD)
 
 
