@@ -24,11 +24,12 @@ from pretrain import exported
 from pretrain.checkpoint_files import checked_weights, choose, measure, read_manifest
 from pretrain.cli import config_from_yaml
 from pretrain.exported import ExportedConfig
-from pretrain.model_card import model_card
+from pretrain.model_card import model_card, public_recipe
 from pretrain.models.backbone import num_positions
 from pretrain.run_folder import RunFolder
-from pretrain.trained import TOKEN_TABLE, empty_model
-from pretrain.weights import WeightFiles
+from pretrain.trained import TOKEN_TABLE, whole_model
+from pretrain.two_tokenizers import reads_two
+from pretrain.weights import WeightFiles, difference, shapes_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +80,15 @@ def export(
 def _write(run: RunFolder, saved: Path, folder: Path, settings: ExportSettings) -> int:
     """Everything that an exported folder holds; the number of shards."""
     config, manifest = config_from_yaml(run.config), read_manifest(saved)
-    if config.objectives.chosen != ["glm"]:
-        raise ValueError(
-            f"{run.path} has learned {', '.join(config.objectives.chosen)}, and what is exported "
-            "so far fills blanks alone. Only runs of objectives.glm can be exported."
-        )
+    tokenizer, encoder = open_tokenizer(run.tokenizer), None
+    if reads_two(config.objectives):
+        encoder = open_tokenizer(run.encoder_tokenizer)
     weights = WeightFiles.open([checked_weights(saved)])
+    needed = shapes_of(whole_model(weights, config, tokenizer, encoder))
+    if error := difference(needed, weights.shapes):
+        raise ValueError(f"the weights of {saved} are not those of its config: {error}.")
     positions = num_positions(config.model, config.data.packing.source_tokens)
-    empty_model(weights, config.model, num_positions=positions, source=saved)
-    dtype = DTYPES[settings.dtype] if settings.dtype else weights.tensor(TOKEN_TABLE).dtype
+    dtype = DTYPES[settings.dtype] if settings.dtype else weights.tensor(next(iter(needed))).dtype
     if dtype not in DTYPES.values():
         raise ValueError(f"the weights of {saved} are {dtype}. Say how to store them: --dtype.")
     shards = planned_shards(weights.shapes, dtype.itemsize, settings.max_shard_bytes)
@@ -100,13 +101,14 @@ def _write(run: RunFolder, saved: Path, folder: Path, settings: ExportSettings) 
     described = ExportedConfig(
         format=exported.FORMAT,
         model=config.model,
-        vocab_size=weights.shapes[TOKEN_TABLE][0],
+        vocab_size=(weights.shapes.get(TOKEN_TABLE) or (tokenizer.vocab_size,))[0],
         num_positions=positions,
         blanks=config.objectives.glm.blanks,
         dtype=next(name for name, value in DTYPES.items() if value == dtype),
         run=config.name,
         step=manifest.update,
         files=files,
+        objectives=tuple(config.objectives.chosen),
     )
     card = model_card(
         described,
@@ -115,7 +117,10 @@ def _write(run: RunFolder, saved: Path, folder: Path, settings: ExportSettings) 
         data_fingerprint=str(manifest.state.get("data", {}).get("fingerprint", "unknown")),
         init_from=run.origin.read_text(encoding="utf-8").strip() if run.origin.is_file() else None,
     )
-    open_tokenizer(run.tokenizer).save(folder / exported.TOKENIZER)
+    tokenizer.save(folder / exported.TOKENIZER)
+    if encoder is not None:
+        encoder.save(folder / exported.ENCODER_TOKENIZER)
+    (folder / exported.RECIPE).write_text(public_recipe(config), encoding="utf-8")
     (folder / exported.INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     (folder / exported.CONFIG).write_text(described.to_json(), encoding="utf-8")
     (folder / exported.CARD).write_text(card, encoding="utf-8")

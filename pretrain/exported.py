@@ -6,7 +6,8 @@
     config.json                        shape, sizes, blanks, where it comes from; sizes and hashes
     model-00001-of-00002.safetensors   weights by our names (pretrain/models/backbone.py)
     model.safetensors.index.json       which file holds which weight
-    tokenizer/                         as in a run folder
+    recipe.yaml                        of the run, without the folders of its machine
+    tokenizer/                         as in a run folder, and so encoder_tokenizer/ where it has it
     README.md                          a model card to be completed
 
 Written by pretrain/export.py. Files are untrusted: names stay inside the folder, sizes and hashes
@@ -28,12 +29,15 @@ from pretrain.trained import TrainedRun, backbone_of
 from pretrain.weights import WeightFiles
 
 FORMAT = 1
-CONFIG, INDEX, CARD, TOKENIZER = (
+CONFIG, INDEX, CARD, TOKENIZER, RECIPE, ENCODER_TOKENIZER = (
     "config.json",
     "model.safetensors.index.json",
     "README.md",
     "tokenizer",
+    "recipe.yaml",
+    "encoder_tokenizer",
 )
+WITHOUT_LATENT = ("glm", "causal")
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -50,6 +54,12 @@ class ExportedConfig:
     run: str  # name of the run
     step: int  # updates applied
     files: Mapping[str, Mapping[str, Any]]  # shard -> {"size_bytes": int, "xxh3": hex}
+    objectives: tuple[str, ...] = ("glm",)  # what it has learned
+
+    @property
+    def has_latent(self) -> bool:
+        """Whether texts have vectors in it (pretrain/latent)."""
+        return not set(self.objectives) <= set(WITHOUT_LATENT)
 
     def to_json(self) -> str:
         """The text of config.json."""
@@ -67,6 +77,11 @@ def load(folder: Path) -> TrainedRun:
     Raises ValueError where the folder or a file of it is missing, damaged or of another format.
     """
     config, weights = read_config(folder), open_weights(folder)
+    if "glm" not in config.objectives:
+        raise ValueError(
+            f"{folder} has learned {', '.join(config.objectives)}, and fills no blanks. Models of "
+            "objectives.glm do; `python -m pretrain latent` is for those with a latent space."
+        )
     backbone = backbone_of(weights, config.model, num_positions=config.num_positions, source=folder)
     return TrainedRun(backbone, open_tokenizer(folder / TOKENIZER), config.blanks)
 
@@ -80,9 +95,12 @@ def read_config(folder: Path) -> ExportedConfig:
             "Use the version that wrote it, or export the run again."
         )
     try:
-        config = ExportedConfig(
-            **raw | {"model": BackboneShape(**raw["model"]), "blanks": BlankConfig(**raw["blanks"])}
-        )
+        values: dict[str, Any] = raw | {
+            "model": BackboneShape(**raw["model"]),
+            "blanks": BlankConfig(**raw["blanks"]),
+            "objectives": tuple(map(str, raw.get("objectives", ["glm"]))),
+        }
+        config = ExportedConfig(**values)
         well_formed = all(
             set(entry) == {"size_bytes", "xxh3"} and _SHARD.fullmatch(name)
             for name, entry in config.files.items()

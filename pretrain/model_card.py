@@ -35,14 +35,14 @@ def model_card(
         [
             f"# {exported.run}",
             "",
-            f"A GLM pretrained by autoregressive blank infilling (Du et al. 2022): "
-            f"{num_parameters} parameters, {model.num_layers} layers, width {model.hidden_size}, "
+            f"{_made_by(exported)}: {num_parameters} parameters, {model.num_layers} layers, "
+            f"width {model.hidden_size}, "
             f"{model.num_heads} heads, {exported.vocab_size} rows of vocabulary, "
             f"{exported.num_positions} positions; weights stored in {exported.dtype}.",
             "",
             "## Use",
             "",
-            "    python -m pretrain generate FOLDER --text 'The [MASK] of the Union is [MASK].'",
+            *_uses(exported),
             "",
             f"Intended use and limits: {TO_COMPLETE}",
             "",
@@ -57,7 +57,7 @@ def model_card(
             + (f", beginning with the weights of {_name(init_from)}." if init_from else "."),
             "",
             "```yaml",
-            _recipe(config).rstrip(),
+            public_recipe(config).rstrip(),
             "```",
             "",
             "## Licence of the weights",
@@ -66,6 +66,19 @@ def model_card(
             "",
         ]
     )
+
+
+def _made_by(exported: ExportedConfig) -> str:
+    if exported.objectives == ("glm",):
+        return "A GLM pretrained by autoregressive blank infilling (Du et al. 2022)"
+    return f"A model pretrained by {', '.join(exported.objectives)}"
+
+
+def _uses(exported: ExportedConfig) -> list[str]:
+    fills = "    python -m pretrain generate FOLDER --text 'The [MASK] of the Union is [MASK].'"
+    draws = "    python -m pretrain latent sample FOLDER"
+    uses = [fills] if "glm" in exported.objectives else []
+    return uses + ([draws] if exported.has_latent else [])
 
 
 def _data_lines(config: Config, fingerprint: str) -> list[str]:
@@ -77,7 +90,7 @@ def _data_lines(config: Config, fingerprint: str) -> list[str]:
     return [*lines, f"Fingerprint of the training text: {fingerprint}."]
 
 
-def _recipe(config: Config) -> str:
+def public_recipe(config: Config) -> str:
     """What was trained, as YAML: no objective of weight 0, no folders of the machine it ran on."""
     recipe = yaml.safe_load(config_to_yaml(config))
     objectives, data = recipe["objectives"], recipe["data"]

@@ -5,11 +5,14 @@ from typing import NamedTuple
 
 import torch
 
+from data_pipeline.tokenizing.special import Vocabulary
 from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
-from pretrain.models.backbone import Backbone, lay_out_for_decoding
-from pretrain.models.shape import BackboneShape
+from pretrain.config import Config
+from pretrain.models.backbone import Backbone, lay_out_for_decoding, num_positions
+from pretrain.models.shape import BackboneShape, padded_vocabulary
 from pretrain.objectives.loss import ObjectiveModel
+from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.weights import WeightFiles, copy_into, difference, shapes_of
 
 TOKEN_TABLE = "backbone.embedding.token_table"
@@ -37,6 +40,28 @@ def backbone_of(
         lay_out_for_decoding(model)
     copy_into(model, weights)
     return model.backbone.eval()
+
+
+def whole_model(
+    weights: WeightFiles, config: Config, tokenizer: Tokenizer, encoder: Tokenizer | None
+) -> ObjectiveModel:
+    """The model of a run with the parts of all its objectives, on the meta device.
+
+    encoder: the second tokenizer, where the run has one. Rows of tables are those of `weights`.
+    """
+    vocabulary = None if encoder is None else Vocabulary(encoder.special, encoder.vocab_size)
+    objectives = objectives_of(config.objectives, steps=config.steps, encoder=vocabulary)
+    source_tokens = config.data.packing.source_tokens
+    rows = (weights.shapes.get(TOKEN_TABLE) or (padded_vocabulary(tokenizer.vocab_size),))[0]
+    with torch.device("meta"):
+        backbone = None
+        if any(o.backbone_calls for o in objectives):
+            positions = num_positions(config.model, source_tokens)
+            backbone = Backbone(config.model, vocab_size=rows, num_positions=positions)
+        parts = parts_of(
+            objectives, config.model, vocab_size=rows, source_tokens=source_tokens, seed=0
+        )
+        return ObjectiveModel(backbone, parts)
 
 
 def empty_model(

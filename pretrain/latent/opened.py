@@ -1,4 +1,4 @@
-"""A trained latent space as a run folder gives it back, without DeepSpeed.
+"""A trained latent space as a run folder or an exported one gives it back, without DeepSpeed.
 
 run = open_latent(Path("runs/optimus"))
 run.objective.encode(run.model, run.objective.inputs(batch)).mu
@@ -6,6 +6,7 @@ run.objective.encode(run.model, run.objective.inputs(batch)).mu
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,7 @@ from data_pipeline.protocols import Transform
 from data_pipeline.tokenizing.special import Vocabulary
 from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig
+from pretrain import exported
 from pretrain.checkpoint_files import checked_weights, choose, read_manifest
 from pretrain.cli import config_from_yaml
 from pretrain.config import Config
@@ -77,25 +79,58 @@ class LatentRun:
 
 
 def open_latent(folder: Path, step: int | None = None, name: str | None = None) -> LatentRun:
-    """The latent space of a run after `step` updates (None: the newest checkpoint), in fp32.
+    """The latent space of a run after `step` updates (None: the newest checkpoint), or of a folder
+    that `export` wrote, in fp32.
 
     name: of the objective, where the run has several with a latent space. It lies on the GPU where
     there is one, and its encoder reads texts as they are, without the noise of training. Raises
     ValueError where the folder or a file of it is missing or damaged, or where the run has no
     latent space.
     """
-    run = RunFolder(folder)
-    config = config_from_yaml(run.config)
-    tokenizer, encoder = open_tokenizer(run.tokenizer), None
+    found = _exported(folder, step) if exported.is_exported(folder) else _run(folder, step)
+    config, tokenizer, encoder = found.config, open_tokenizer(found.tokenizer), None
     if reads_two(config.objectives):
-        encoder = open_tokenizer(run.encoder_tokenizer)
+        encoder = open_tokenizer(found.encoder_tokenizer)
     objective = _chosen(config, folder, name, encoder)
-    saved = choose(folder, step)
-    weights = WeightFiles.open([checked_weights(saved)])
-    model = _model(weights, config, objective, vocab_size=tokenizer.vocab_size, source=saved)
-    step = read_manifest(saved).update
+    model = _model(found.weights, config, objective, vocab_size=tokenizer.vocab_size, source=folder)
     own_encoder = encoder if objective.name == "optimus" else None
-    return LatentRun(folder, step, config, tokenizer, own_encoder, objective, model)
+    return LatentRun(folder, found.step, config, tokenizer, own_encoder, objective, model)
+
+
+class _Found(NamedTuple):
+    """Where a folder keeps what it gives back."""
+
+    config: Config
+    tokenizer: Path
+    encoder_tokenizer: Path
+    weights: WeightFiles
+    step: int
+
+
+def _run(folder: Path, step: int | None) -> _Found:
+    run = RunFolder(folder)
+    config, saved = config_from_yaml(run.config), choose(folder, step)
+    weights = WeightFiles.open([checked_weights(saved)])
+    return _Found(
+        config, run.tokenizer, run.encoder_tokenizer, weights, read_manifest(saved).update
+    )
+
+
+def _exported(folder: Path, step: int | None) -> _Found:
+    """Raises ValueError where another step is asked for than was exported."""
+    described = exported.read_config(folder)
+    if step not in (None, described.step):
+        raise ValueError(
+            f"{folder} was exported after step {described.step}, not {step}. Leave out the step, "
+            "or give the run folder."
+        )
+    return _Found(
+        config_from_yaml(folder / exported.RECIPE),
+        folder / exported.TOKENIZER,
+        folder / exported.ENCODER_TOKENIZER,
+        exported.open_weights(folder),
+        described.step,
+    )
 
 
 def _chosen(
