@@ -1,4 +1,4 @@
-# make demo | test | test-slow | bench | lint | clean.  Each sets up .venv when it is missing or stale.
+# make demo | demo-vae | test | test-slow | bench | bench-scale | lint | clean.  Each sets up .venv when it is missing or stale.
 #   PYTHON=/path/to/python3.12   the interpreter .venv is made of (3.11 to 3.13)
 #   TORCH_INDEX=URL              where the CPU build of torch comes from when there is no NVIDIA driver
 #   TORCH_BUILD=cpu|default      that build, or pip's default, whatever this machine has (a login node: default)
@@ -12,10 +12,13 @@ SCRIPTS := .ci/run $(wildcard launch/*.sh launch/*.bash launch/*/*.sh launch/*/*
 CORPUS ?= sotu
 ARGS ?=
 
-.PHONY: demo test test-slow bench lint setup clean
+.PHONY: demo demo-vae test test-slow bench bench-scale lint setup clean
 
 demo: setup
 	$(PY) -m demo --corpus $(CORPUS) $(ARGS)
+
+demo-vae: setup
+	$(PY) -m demo vae --corpus $(CORPUS) $(ARGS)
 
 test: setup
 	$(PY) -m pytest $(ARGS)
@@ -25,6 +28,9 @@ test-slow: setup
 
 bench: setup
 	$(PY) -m bench $(ARGS)
+
+bench-scale: setup
+	$(PY) -m bench.scale $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

