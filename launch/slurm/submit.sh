@@ -5,7 +5,7 @@
 #
 # A line of a template that ends in "# required: ..." must be on (#SBATCH), or its option given here, in its long or
 # short form or as sbatch's variable (SBATCH_PARTITION, SBATCH_TIMELIMIT, ...). No line that is on may hold a <...>.
-# A recipe in ARGS is read too, so that a mistake in it does not wait in the queue. CHECK_ONLY=yes submits nothing.
+# A recipe or a sweep in ARGS is read too, so that a mistake does not wait in the queue. CHECK_ONLY=yes submits nothing.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
 export PALIMPSEST_ROOT=${PALIMPSEST_ROOT:-${here%/launch/slurm}}
@@ -66,12 +66,18 @@ if ((${#unset_lines[@]})); then
 fi
 template=$1
 shift
+question=()
 if has_flag --config "$@"; then
-  PYTHON=$(interpreter "$PALIMPSEST_ROOT")
   as_task_1=("${@//%A/1}")
+  question=(progress "${as_task_1[@]//%a/1}")
+elif [[ "${1:-}" == *.yaml || "${1:-}" == *.yml ]]; then
+  question=(sweep "$@")
+fi
+if ((${#question[@]})); then
+  PYTHON=$(interpreter "$PALIMPSEST_ROOT")
   (
     cd -- "$(folder_of_job)"
-    PYTHONPATH=$PALIMPSEST_ROOT "$PYTHON" -P -m pretrain progress "${as_task_1[@]//%a/1}" >/dev/null
+    PYTHONPATH=$PALIMPSEST_ROOT "$PYTHON" -P -m pretrain "${question[@]}" >/dev/null
   )
 fi
 [[ -z "${CHECK_ONLY:-}" ]] || exit 0

@@ -82,6 +82,18 @@ def test_a_recipe_with_a_mistake_is_not_submitted(sbatch: Path, repository: Path
     assert (code, said, submitted[-2]) == (0, "", "%a")
 
 
+def test_a_sweep_with_a_mistake_is_not_submitted(sbatch: Path, repository: Path, tmp_path: Path):
+    options = ["-pgpu", "-N1", "-n2", "--time=10", "--array=0-1"]
+    template = str(TEMPLATES[0].with_name("sweep.sbatch"))
+    sweep, recipe = tmp_path / "s.yaml", repository / "launch/recipes/debug.yaml"
+    sweep.write_text(f"recipe: {recipe}\ngrid:\n  optimizer.lr: [0.001, x]\n")
+    code, said, submitted = submit(sbatch, *options, template, str(sweep))
+    assert (code, submitted) == (2, [])
+    assert "task 1: optimizer.lr must be float, got x." in said
+    sweep.write_text(f"recipe: {recipe}\ngrid:\n  optimizer.lr: [0.001, 0.002]\n")
+    assert submit(sbatch, *options, template, str(sweep))[:2] == (0, "")
+
+
 def test_without_a_template_submit_says_how_it_is_called(sbatch: Path) -> None:
     code, said, submitted = submit(sbatch, "--partition=gpu")
     assert (code, submitted) == (2, [])
