@@ -8,6 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from data_pipeline.preparing.prepare import PrepareSettings, prepare
+from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
 from data_pipeline.storage.shards import open_shards
 from pretrain.checkpoint_files import FORMAT, MANIFEST, WEIGHTS, Manifest, folder_name, measure
 from pretrain.cli import parse_train
@@ -16,21 +18,23 @@ from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.run_folder import RunFolder
+from pretrain.two_tokenizers import encoder_vocabulary
 
 DEBUG = str(Path(__file__).parents[3] / "launch" / "recipes" / "debug.yaml")
-LATENT = "size: 6"
 SMALL = "num_layers: 2, hidden_size: 32, num_heads: 2, dropout_prob: 0.0"
+OPTIMUS = [
+    "--model.block_positions=false",
+    "--model.max_positions=80",
+    "--objectives.glm.weight=0",
+    "--objectives.optimus.weight=1",
+    f"--objectives.optimus.encoder={{{SMALL}}}",
+    "--objectives.optimus.latent={size: 6, pooling: cls, injection: both}",
+    "--objectives.optimus.denoise_ratio=0.3",
+]
 MODELS: dict[str, list[str]] = {
     "glm": [],
-    "optimus": [
-        "--model.block_positions=false",
-        "--model.max_positions=80",
-        "--objectives.glm.weight=0",
-        "--objectives.optimus.weight=1",
-        f"--objectives.optimus.encoder={{{SMALL}}}",
-        "--objectives.optimus.latent={size: 6, pooling: cls, injection: both}",
-        "--objectives.optimus.denoise_ratio=0.3",
-    ],
+    "optimus": OPTIMUS,
+    "optimus_two": [*OPTIMUS, "--objectives.optimus.tokenizers=two", "--data.packing.cut=long"],
     "adavae": [
         "--model.block_positions=false",
         "--objectives.glm.weight=0",
@@ -63,7 +67,10 @@ def write_run(name: str, flags: list[str], shards: Path, folder: Path, step: int
     run.describe(config, {})
     data = open_shards(shards)
     data.tokenizer().save(run.tokenizer)
-    objectives = objectives_of(config.objectives, steps=config.steps)
+    encoder = encoder_vocabulary(config.objectives, data)
+    if encoder is not None:
+        data.encoder_tokenizer().save(run.encoder_tokenizer)
+    objectives = objectives_of(config.objectives, steps=config.steps, encoder=encoder)
     tokens, rows = config.data.packing.source_tokens, padded_vocabulary(data.vocab_size)
     backbone = None
     if any(o.backbone_calls for o in objectives):
@@ -82,13 +89,36 @@ def write_run(name: str, flags: list[str], shards: Path, folder: Path, step: int
 
 
 @pytest.fixture(scope="session")
-def run_of(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Callable[[str], Path]:
+def two_streams(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Path:
+    """Shards of short texts under two tokenizers, the second of a smaller vocabulary."""
+    folder = tmp_path_factory.mktemp("two")
+    text, encoder = folder / "text.txt", folder / "encoder.model"
+    lines = (shards.parent / "text.txt").read_text(encoding="utf-8").splitlines()
+    text.write_text("\n".join(line.split(".")[0] + "." for line in lines), encoding="utf-8")
+    train_tokenizer(TokenizerSettings(input=[str(text)], output=str(encoder), vocab_size=296))
+    prepare(
+        PrepareSettings(
+            input=[str(text)],
+            tokenizer=str(shards.parent / "tokenizer.model"),
+            encoder_tokenizer=str(encoder),
+            output=str(folder / "shards"),
+            validation=0.1,
+        )
+    )
+    return folder / "shards"
+
+
+@pytest.fixture(scope="session")
+def run_of(
+    tmp_path_factory: pytest.TempPathFactory, shards: Path, request: pytest.FixtureRequest
+) -> Callable[[str], Path]:
     """Gives the run folder of a model of MODELS."""
     root = tmp_path_factory.mktemp("runs")
 
     def folder(name: str) -> Path:
         if not (root / name).exists():
-            write_run(name, MODELS[name], shards, root / name)
+            own = request.getfixturevalue("two_streams") if name == "optimus_two" else shards
+            write_run(name, MODELS[name], own, root / name)
         return root / name
 
     return folder
