@@ -5,9 +5,12 @@ positions of packed rows that are no padding. The whole path is order, cut, draw
 and building, a window of some 3 million tokens at a time, 16 rows a batch.
 """
 
+import os
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +93,7 @@ def _reading_and_tokenizing(folder: Path, rounds: int) -> list[Row]:
     return [
         *_reading(open_shards(folder / "shards").splits["train"], folder, rounds),
         *_tokenizing(texts, model, rounds),
+        _tokenizing_on_all_cores(texts * 5, model, rounds),
     ]
 
 
@@ -160,6 +164,49 @@ def _tokenizing(texts: list[str], model: Path, rounds: int) -> list[Row]:
         )
         for bench, part, goal in (("tokenize", "ours", None), ("tokenize_offsets", "offsets", 0.95))
     ]
+
+
+def _tokenizing_on_all_cores(texts: list[str], model: Path, rounds: int) -> Row:
+    """Ids and where each token ends, a process for each core as prepare has them, beside the
+    library's own threads. CPU time is that of other processes, and not compared."""
+    ours, library = open_tokenizer(str(model)), sentencepiece.SentencePieceProcessor(str(model))
+    num_cores = len(os.sched_getaffinity(0))
+    shares = [texts[core::num_cores] for core in range(num_cores)]
+    times = take_turns(
+        {
+            "ours": lambda: _in_processes([partial(ours.encode_with_offsets, s) for s in shares]),
+            "library": lambda: library.encode(texts, num_threads=num_cores),
+        },
+        rounds=rounds,
+    )
+    work = float(sum(map(len, texts)))
+    return replace(
+        rate_row(
+            "tokenize_all_cores",
+            f"sentencepiece, {num_cores} threads",
+            (times["ours"], times["library"]),
+            (work, work),
+            "characters/s",
+            0.95,
+        ),
+        ratio_of_cpu=None,
+    )
+
+
+def _in_processes(calls: list[Callable[[], object]]) -> None:
+    """Each call in a process of its own, all at once."""
+    children = []
+    for call in calls:
+        if not (child := os.fork()):
+            code = 1
+            try:
+                call()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    assert not any(codes), codes
 
 
 def invented_texts(count: int) -> list[str]:

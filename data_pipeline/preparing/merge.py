@@ -4,6 +4,7 @@ Parts are read in the order of their slices, so that the bytes are those that on
 all of the input would write. The manifest is written last.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def merged_bytes(request: Request, records: list[SliceRecord]) -> int:
 
 def finished_records(request: Request, folder: Path) -> list[SliceRecord]:
     """The records of all slices. Raises ValueError, naming them, where some are not finished."""
+    os.listdir(folder)  # a network file system may still believe that a record is not there
     found = [finished_slice(folder, s.fingerprint) for s in request.slices]
     records = [record for record in found if record]
     if missing := [number for number, record in enumerate(found) if record is None]:

@@ -9,6 +9,7 @@ array takes its share of them.
 import errno
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from data_pipeline.preparing.request import Request
 from data_pipeline.preparing.slice_pool import prepare_in_processes
 from data_pipeline.reading.unusable import check_skipped
 
+_SEEN_WITHIN_S = 90
 _log = logging.getLogger(__name__)
 
 
@@ -66,8 +68,7 @@ def prepare_missing(
         _log.info("%d of %d slices were finished before.", len(records), len(numbers))
 
     def on_finished(number: int) -> None:
-        record = finished_slice(folder, slices[number].fingerprint)
-        assert record is not None
+        record = _finished_by_another(folder, slices[number].fingerprint)
         records[number] = record
         skipped.update(record.unusable)
         check_skipped(skipped, limit)
@@ -77,6 +78,20 @@ def prepare_missing(
     missing = [number for number in numbers if number not in records]
     (deal or _deal_here)(request, missing, folder, on_bytes, on_finished)
     return [records[number] for number in sorted(records)]
+
+
+def _finished_by_another(folder: Path, fingerprint: str) -> SliceRecord:
+    """The record of a slice that another process says is there: network file systems are late."""
+    until_s = time.monotonic() + _SEEN_WITHIN_S
+    while not (record := finished_slice(folder, fingerprint)):
+        if time.monotonic() > until_s:
+            raise ValueError(
+                f"the slice {fingerprint} is finished, and not to be seen in {folder}. --output "
+                "must lie on a disk that all hosts share."
+            )
+        os.listdir(folder)  # makes a network file system look again
+        time.sleep(0.1)
+    return record
 
 
 def _deal_here(
