@@ -78,9 +78,7 @@ def run_in(world: World, config: Config, start: Start) -> str | None:
     return stopped_by
 
 
-def checked_corpora(
-    config: Config, sources: tuple[CorpusConfig, ...] | None = None
-) -> Corpora:
+def checked_corpora(config: Config, sources: tuple[CorpusConfig, ...] | None = None) -> Corpora:
     """The corpora of the run in `sources` (by default where the
     recipe says), their sizes compared with their manifests.
 
