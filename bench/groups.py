@@ -91,7 +91,7 @@ def run_group(name: str, *, quick: bool) -> list[Row]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for environment in _rank_environments(group.num_ranks)
+        for environment in rank_environments(group.num_ranks)
     ]
     outputs = [rank.communicate()[0] for rank in ranks]
     for rank, output in zip(ranks, outputs, strict=True):
@@ -131,7 +131,8 @@ def _environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
 
-def _rank_environments(num_ranks: int) -> list[dict[str, str]]:
+def rank_environments(num_ranks: int) -> list[dict[str, str]]:
+    """What each rank of a new process group on this machine is started with."""
     if num_ranks == 1:
         return [_environment()]
     with socket.socket() as probe:

@@ -60,22 +60,26 @@ def plan_run(
         raise ValueError(f"--mfu must lie in (0, 1], got {mfu}.")
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"--vocab-size must be at least 1, got {vocab_size}.")
+    stored_ids = vocabulary_of([c.shards for c in config.data.sources])
+    corpora = contents(config, vocab_size or stored_ids)
+    rows = mean_content([(c.weight, content) for c, content in corpora])
+    origin = _vocabulary_origin(vocab_size, stored_ids)
+    return Planner(config, num_gpus, rows).plan(gpu, mfu, origin, _epochs(config, corpora))
+
+
+def contents(config: Config, vocab_size: int | None) -> list[tuple[CorpusConfig, RowContent]]:
+    """What a packed row of each corpus holds. Raises ValueError for another objective than GLM."""
     others = [name for name in config.objectives.chosen if name != "glm"]
     if others:
         raise ValueError(
             "a plan counts memory and arithmetic of GLM alone so far, and this recipe trains "
             f"{', '.join(others)}. Leave them out: --objectives.{others[0]}.weight 0."
         )
-    blanks, packing = config.objectives.glm.blanks, config.data.packing
-    stored_ids = vocabulary_of([c.shards for c in config.data.sources])
-    ids = vocab_size or stored_ids
-    corpora = [
-        (c, row_content(c.shards, packing, blanks, vocab_size=ids, seed=config.seed))
+    blanks, packing, seed = config.objectives.glm.blanks, config.data.packing, config.seed
+    return [
+        (c, row_content(c.shards, packing, blanks, vocab_size=vocab_size, seed=seed))
         for c in config.data.sources
     ]
-    rows = mean_content([(c.weight, content) for c, content in corpora])
-    origin = _vocabulary_origin(vocab_size, stored_ids)
-    return _Planner(config, num_gpus, rows).plan(gpu, mfu, origin, _epochs(config, corpora))
 
 
 def _epochs(config: Config, corpora: Sequence[tuple[CorpusConfig, RowContent]]) -> dict[str, float]:
@@ -89,7 +93,7 @@ def _epochs(config: Config, corpora: Sequence[tuple[CorpusConfig, RowContent]]) 
     }
 
 
-class _Planner:
+class Planner:
     """What the parts of a plan share."""
 
     def __init__(self, config: Config, num_gpus: int, rows: RowContent) -> None:
@@ -274,6 +278,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the plan that the command line asks for to standard output."""
+    if argv and "--scale" in argv:
+        from pretrain.scale import main as scale
+
+        scale(argv)
+        return
     arguments, rest = parser().parse_known_args(argv)
     from pretrain.cli import parse_train
 

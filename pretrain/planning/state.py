@@ -38,6 +38,7 @@ class Zero:
     overlap_comm: bool
     optimizer_place: str  # "gpu", "cpu" or "nvme"
     weights_place: str
+    second_partition: int = 1  # ranks that keep the weights once more (zero_hpz_partition_size)
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "Zero":
@@ -62,6 +63,7 @@ class Zero:
             overlap_comm=bool(zero.get("overlap_comm", stage == 3)),
             optimizer_place=place("offload_optimizer") if stage > 0 else "gpu",
             weights_place=place("offload_param") if stage == 3 else "gpu",
+            second_partition=int(zero.get("zero_hpz_partition_size", 1) or 1) if stage == 3 else 1,
         )
 
 
@@ -97,8 +99,11 @@ def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int
     gradient_bytes = zero.gradient_bytes
     if zero.stage == 1 and zero.gradient_bytes != weight_bytes:
         gradient_bytes += weight_bytes
+    weights = weight_bytes * (share if zero.stage == 3 else num_parameters)
+    if zero.stage == 3 and zero.second_partition > 1 and ranks > 1:
+        weights += weight_bytes * num_parameters / min(zero.second_partition, ranks)
     return RankState(
-        weights=weight_bytes * (share if zero.stage == 3 else num_parameters),
+        weights=weights,
         gradients=gradient_bytes * (share if zero.stage >= 2 else num_parameters),
         optimizer=(MOMENTS + master) * (share if zero.stage >= 1 else num_parameters),
     )
@@ -107,9 +112,10 @@ def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int
 def backward_buffer_bytes(sizes: list[int], *, zero: Zero, ranks: int, weight_bytes: int) -> float:
     """Bytes beside the state while a backward pass runs.
 
-    Stage 3: gathered weights (up to max_live_parameters, which small models never reach) and the
-    bucket that gradients are reduced from. Stage 2: the bucket. Both: the whole gradient of the
-    token table, which is complete only at the end, since the table is read at both ends.
+    Stage 3: gathered weights (up to max_live_parameters, which small models never reach, and the
+    largest matrix at the least) and the bucket that gradients are reduced from. Stage 2: the
+    bucket. Both: the whole gradient of the token table, which is complete only at the end, since
+    the table is read at both ends.
     """
     if zero.stage < 2:
         return 0
@@ -117,7 +123,7 @@ def backward_buffer_bytes(sizes: list[int], *, zero: Zero, ranks: int, weight_by
     bucket = zero.reduce_bucket if zero.contiguous_gradients else max(sizes)
     gathered = 0
     if zero.stage == 3 and (ranks > 1 or zero.weights_place != "gpu"):
-        gathered = min(sum(sizes), zero.max_live_parameters)
+        gathered = max(min(sum(sizes), zero.max_live_parameters), *sizes)
     return weight_bytes * (buckets * bucket + gathered + max(sizes))
 
 
