@@ -60,6 +60,7 @@ GROUPS = {
     "vae_B": Group("bench.vae", "vae_rows", ("B",)),
     "adavae_S": Group("bench.adavae", "adavae_rows", ("S",)),
     "adavae_B": Group("bench.adavae", "adavae_rows", ("B",)),
+    "bound_S": Group("bench.latent_bound", "bound_rows", ("S",)),
     "two_ranks": Group("bench.two_ranks", "two_rank_rows", num_ranks=2),
     "decode_S": Group("bench.decoding", "decoding_rows", ("S",)),
     "decode_B": Group("bench.decoding", "decoding_rows", ("B",)),

@@ -48,6 +48,12 @@ MODELS: dict[str, list[str]] = {
         "--objectives.glm_vae.latent={size: 6, injection: both}",
         "--objectives.glm_vae.blanks={token_prob: 0.5, document_prob: 0.5, whole_prob: 0.3}",
     ],
+    "glm_vae_prefix": [
+        "--objectives.glm_vae.weight=1",
+        "--objectives.glm_vae.latent={size: 6, injection: memory, slots: 2}",
+        "--trains=prefix",
+        "--model.prefix_slots=3",
+    ],
     "lstm_vae": [
         "--objectives.glm.weight=0",
         "--objectives.lstm_vae.weight=1",

@@ -19,7 +19,7 @@ from pretrain.latent.writing import (
 )
 
 TEXTS = ["the river sees the morning.", "two stones.", "a teacher follows every ship."]
-WRITERS = ["optimus", "adavae", "glm_vae"]
+WRITERS = ["optimus", "adavae", "glm_vae", "glm_vae_prefix"]
 
 
 @pytest.fixture(params=WRITERS)
