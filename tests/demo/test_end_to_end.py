@@ -84,10 +84,9 @@ def test_the_demo_reports_what_it_promised_and_then_skips_it(clone: Path) -> Non
     assert first.stdout.endswith(second.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_vae_demo_reports_what_it_promised_and_then_skips_it(clone: Path) -> None:
-    """A minute. Twelve steps reach no goal, and a run that short is not held to one."""
+    """Twelve steps reach no goal, and a run that short is not held to one."""
     first = run_demo(clone, "vae")
     assert first.returncode == 0, first.stdout + first.stderr
     report = json.loads((clone / "runs/demo_vae/report.json").read_text())
