@@ -39,7 +39,13 @@ def open_source(init_from: str, resume: str | None, checkpoints: Path) -> Source
         )
     path = Path(init_from)
     if exported.is_exported(path):
-        return Source(path, exported.open_weights(path), _fingerprint(path / exported.TOKENIZER))
+        second = path / exported.ENCODER_TOKENIZER
+        return Source(
+            path,
+            exported.open_weights(path),
+            _fingerprint(path / exported.TOKENIZER),
+            _fingerprint(second) if second.is_dir() else None,
+        )
     saved = path if (path / MANIFEST).is_file() else None
     if saved is None and (path / "checkpoints").is_dir():
         saved = choose(path)

@@ -19,6 +19,7 @@ from data_pipeline.storage.shards import Shards, open_shards
 from kernels.visibility import single_documents
 from pretrain.cli import parse_train
 from pretrain.config import Config
+from pretrain.export import export
 from pretrain.imported import imported_weights
 from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.latent import LatentObjective, sources_visibility
@@ -345,3 +346,6 @@ def test_a_run_begins_with_anothers_weights_under_the_same_tokenizers(
         check_source(source, shapes, words, None)
     plain = {n: s for n, s in shapes.items() if not n.startswith("parts.")}
     check_source(source, plain, words, None)  # the decoder alone
+    export(trainings / "broken", tmp_path / "exported")
+    handed_over = open_source(str(tmp_path / "exported"), None, tmp_path)
+    assert handed_over[2:] == (words, encoder)
