@@ -60,10 +60,14 @@ def _check_what_is_read(code: str) -> None:
 def test_every_command_at_the_top_is_understood(page):
     from data_pipeline.cli import parse
 
-    commands = re.findall(r"^    python -m data_pipeline (.*)$", page, re.MULTILINE)
+    whole_lines = page.replace("\\\n", " ")
+    commands = re.findall(r"^    python -m data_pipeline (.*)$", whole_lines, re.MULTILINE)
     assert {parse(shlex.split(c)).command for c in commands} == {
         "train-tokenizer",
         "prepare",
+        "slices",
+        "prepare-slice",
+        "merge",
         "import-megatron",
         "stats",
         "inspect",
