@@ -26,9 +26,9 @@ from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.latent_inputs import noise_of
 from pretrain.objectives.loss import ObjectiveModel
 
-# Scores over the vocabulary that one pass holds: 128 MB in fp32, so that weights are read often
-# enough for a matrix product and no more than that.
-SCORES_AT_ONCE = 1 << 25
+# Scores over the vocabulary that one pass holds: 32 MB in fp32 on a CPU, where more was not faster;
+# 2 GB on a GPU, which needs many rows to be busy.
+SCORES_AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 29}
 TEXTS_AT_ONCE = 128
 DRAWS_KEPT = 8  # of z for each text, over which mutual information is averaged
 
@@ -90,13 +90,14 @@ def text_bounds(
     None: what fits well. seed: of the order in which texts get each other's z.
     """
     posterior, noise, kind = _read(model, objective, rows, samples, batch_texts or TEXTS_AT_ONCE)
-    partner = partners(len(rows), seed)
+    partner, device = partners(len(rows), seed), next(model.parameters()).device
     z_NSZ = _each(posterior).sample(noise)
     nats, ratio = (torch.zeros(len(rows), samples, dtype=torch.float64) for _ in range(2))
     shuffled = torch.zeros(len(rows), dtype=torch.float64)
     for index in rows.in_batches(batch_texts or TEXTS_AT_ONCE):
         width = int(rows.lengths_N[index].max())
-        most = batch_texts or max(1, SCORES_AT_ONCE // (vocab_size * width))
+        fitting = SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE["cpu"]) // (vocab_size * width)
+        most = batch_texts or max(1, fitting)
         for some in np.split(index, range(most, len(index), most)):
             batch = rows.batch(some)
             inputs = objective.inputs(batch)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from data_pipeline.memory import MemorySplit
 from pretrain.latent.moves import analogy, between, decoded, encoded, prior_draws, vectors
 from pretrain.latent.opened import open_latent
+from pretrain.latent.rows import TextRows
 from pretrain.latent.texts import given_texts
 from pretrain.latent.writing import (
     AnewReader,
@@ -76,15 +78,13 @@ def test_rows_that_end_leave_the_others_alone(run):
     assert all(eos not in one.ids and one.ids for one in together)
 
 
+@torch.no_grad()
 def test_what_is_written_is_as_probable_as_the_objective_says(run):
     """The nats of a text read again, as training reads it, are those it was written with."""
     settings = WriteSettings(strategy="sample", max_tokens=20)
     mu = encoded(run, given_texts(run, TEXTS, "--text")).mu
     (written, *_) = decoded(run, mu, settings)
     ids = np.array(written.ids)
-    from data_pipeline.memory import MemorySplit
-    from pretrain.latent.rows import TextRows
-
     split = MemorySplit.from_documents([ids])
     rows = TextRows(split, run.whole_transform(), seed=0, source_tokens=64)
     inputs = run.objective.inputs(rows.batch(np.array([0])))
