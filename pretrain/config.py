@@ -311,17 +311,16 @@ class Config:
 
     def _check_adapters(self) -> None:
         adavae, added = self.objectives.adavae, set(self.objectives.chosen) - {"glm", "causal"}
-        nothing = self.trains in ("parts", "adapters", "head_only") and not added
-        sizes = {"lora": "lora_rank", "prefix": "prefix_slots"}
-        if size := sizes.get(self.trains):
-            nothing = not getattr(self.model, size)
-        if nothing:
+        if self.trains in ("parts", "adapters", "head_only") and not added:
             raise ValueError(
-                f"trains: {self.trains} leaves nothing to learn, since "
-                + (f"model.{size} is 0." if size else "no objective adds anything to the backbone.")
-                + " Choose "
-                + (f"model.{size} above 0" if size else "one with a latent space")
-                + ", or trains: all."
+                f"trains: {self.trains} leaves nothing to learn, since no objective adds anything "
+                "to the backbone. Choose one with a latent space, or trains: all."
+            )
+        size = {"lora": "lora_rank", "prefix": "prefix_slots"}.get(self.trains)
+        if size and not getattr(self.model, size):
+            raise ValueError(
+                f"trains: {self.trains} trains what model.{size} adds, which is 0. "
+                f"Set model.{size} above 0, or choose another of trains."
             )
         if self.trains == "k_layers" and self.unfreezing.layers > self.model.num_layers:
             raise ValueError(
