@@ -32,7 +32,7 @@ class EvaluateSettings:
     """What is evaluated, and how."""
 
     latent: str
-    """Run folder of a model with a latent space."""
+    """Run folder of a model with a latent space, or what `export` wrote of it."""
     data: str | None = None
     """Folder of shards prepared with the run's tokenizer, or a text file with a text a line; by
     default the run's own shards."""

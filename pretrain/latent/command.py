@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -190,17 +190,18 @@ def parser_of(name: str) -> OneLineParser:
     """The arguments of `python -m pretrain latent NAME`."""
     verb = VERBS[name]
     made = OneLineParser(prog=f"pretrain latent {name}", description=verb.about.capitalize() + ".")
-    made.add_argument("run", type=str, metavar="RUN", help="run folder")
+    made.add_argument("run", type=str, metavar="RUN", help="run folder, or exported model")
     verb.add_arguments(made)
     made.add_argument(
         "--objective", type=str, default=None,
         help="which latent space, where the run has learned several",
     )  # fmt: skip
     made.add_argument("--checkpoint", type=int, default=None, help="step; by default the newest")
-    made.add_argument(
-        "--z", type=str, choices=("mu", "sampled"), default="mu",
-        help="what stands for a text: the mean of its posterior, or a draw of it",
-    )  # fmt: skip
+    if name in _DRAWING:
+        made.add_argument(
+            "--z", type=Literal["mu", "sampled"], default="mu",
+            help="what stands for a text: the mean of its posterior, or a draw of it",
+        )  # fmt: skip
     made.add_argument("--json", action="store_true", help="print all there is to know, as JSON")
     kept = [f.name for f in fields(WriteSettings) if verb.writes or f.name in _WITHOUT_WRITING]
     skipped: Any = {f.name for f in fields(WriteSettings)} - set(kept)
@@ -208,6 +209,7 @@ def parser_of(name: str) -> OneLineParser:
     return made
 
 
+_DRAWING = ("encode", "interpolate", "analogy")  # take a draw of a text's posterior if asked to
 _WITHOUT_WRITING = ("batch_texts", "seed")
 
 

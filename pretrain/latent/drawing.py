@@ -7,7 +7,7 @@ straight line that it is in the latent space, t-SNE lays its points beside their
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,10 +39,10 @@ def add_arguments(parser: OneLineParser) -> None:
     parser.add_argument(
         "--data", type=str, required=True, help="file with a text a line, or a folder of shards"
     )
-    parser.add_argument("--split", type=str, choices=("validation", "train"), default="validation")
+    parser.add_argument("--split", type=Literal["validation", "train"], default="validation")
     parser.add_argument("--output", type=str, required=True, help="file to draw: .png or .svg")
     parser.add_argument("--labels", type=str, help="file with a label a line, one for each text")
-    parser.add_argument("--method", type=str, choices=("pca", "tsne"), default="pca")
+    parser.add_argument("--method", type=Literal["pca", "tsne"], default="pca")
     parser.add_argument("--perplexity", type=float, default=30.0, help="of t-SNE")
     parser.add_argument("--max_texts", type=int, default=1000, help="the first so many texts")
     parser.add_argument("--first", type=str, help="with --last: draw the way between two texts")
