@@ -17,13 +17,13 @@ from bench.sizes import SIZES, engine_of
 from bench.table import Row, rate_row
 from bench.timing import Times
 from bench.vae import ROWS, model_of, packed_sentences
-from pretrain.latent_config import AdaVaeConfig
+from pretrain.distributed.world import join_world, leave_world
 from pretrain.objectives.adavae import AdaVae
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.trains import Trains, TrainsPolicy, UnfreezingConfig
-from pretrain.update import apply_update
-from pretrain.world import join_world, leave_world
+from pretrain.settings.latent_config import AdaVaeConfig
+from pretrain.settings.trains import Trains, TrainsPolicy, UnfreezingConfig
+from pretrain.training.update import apply_update
 
 CONTESTANTS: dict[str, Trains] = {"ours": "adapters", "peer": "all"}
 ROUNDS = {"S": 8, "B": 4}

@@ -15,11 +15,11 @@ from pathlib import Path
 from bench.sizes import SIZES, Size, engine_of
 from bench.table import Row, rate_row
 from bench.timing import take_turns
-from pretrain.checkpoint import load, save
-from pretrain.checkpoint_files import WEIGHTS, complete, read_manifest
-from pretrain.engine import Engine
-from pretrain.retention import Retention
-from pretrain.world import join_world, leave_world
+from pretrain.checkpoints.checkpoint import load, save
+from pretrain.checkpoints.checkpoint_files import WEIGHTS, complete, read_manifest
+from pretrain.checkpoints.retention import Retention
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import join_world, leave_world
 
 GOAL = 1 / 1.5
 PIECE_BYTES = 1 << 24

@@ -58,7 +58,7 @@ def _ours(size: Size, prompts: np.ndarray, written: int) -> Callable[[], None]:
     settings = FillSettings(max_tokens=written, min_tokens=written)
     tokenizer = cast(Tokenizer, InventedTokenizer(size.vocab_size))
     backbone = size.backbone().eval()
-    lay_out_for_decoding(backbone)  # as pretrain/trained.py opens it
+    lay_out_for_decoding(backbone)  # as pretrain/handing_over/trained.py opens it
     writer = Writer(backbone, tokenizer, settings, BlankConfig(), None)
 
     @torch.no_grad()

@@ -18,10 +18,10 @@ from data_pipeline.packing.loader import Batch, Position, training_batches
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from kernels.attention import packed
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World, join_world, leave_world
 from pretrain.objectives.glm import GlmObjective
-from pretrain.update import apply_update
-from pretrain.world import World, join_world, leave_world
+from pretrain.training.update import apply_update
 
 DOCUMENT_TOKENS, SOURCE_TOKENS = 30, 64
 LONG_ROW, SHORT_ROW = 1152, 128

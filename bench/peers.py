@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from bench.sizes import Size
-from pretrain.optimizer_config import OptimizerConfig
+from pretrain.settings.optimizer_config import OptimizerConfig
 
 _TORCH_LINEAR = F.linear
 

@@ -34,19 +34,19 @@ from bench.texts import planned_batches
 from data_pipeline.packing.loader import Batch
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.transforms.blank import BlankConfig
-from pretrain.config import BatchConfig, Config
-from pretrain.data_config import DataConfig
-from pretrain.deepspeed_settings import REPOSITORY, complete
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World, join_world
 from pretrain.models.backbone import Layer, decays
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import Objective, ObjectiveModel
-from pretrain.optimizer_config import OptimizerConfig
-from pretrain.plan import Planner
 from pretrain.planning.gpus import GPUS
+from pretrain.planning.plan import Planner
 from pretrain.planning.rows import RowContent
-from pretrain.update import apply_update
-from pretrain.world import World, join_world
+from pretrain.settings.config import BatchConfig, Config
+from pretrain.settings.data_config import DataConfig
+from pretrain.settings.deepspeed_settings import REPOSITORY, complete
+from pretrain.settings.optimizer_config import OptimizerConfig
+from pretrain.training.update import apply_update
 
 NOTHING_KEPT = {
     "stage": 3,

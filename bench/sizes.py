@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from pretrain.deepspeed_settings import REPOSITORY, complete
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World
 from pretrain.models.backbone import Backbone, Layer, decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.optimizer_config import OptimizerConfig
-from pretrain.world import World
+from pretrain.settings.deepspeed_settings import REPOSITORY, complete
+from pretrain.settings.optimizer_config import OptimizerConfig
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from bench.timing import Times, take_turns
 from data_pipeline.packing.loader import Batch
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
-from pretrain.engine import Engine
-from pretrain.flop import training_flop
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import join_world, leave_world
+from pretrain.models.flop import training_flop
 from pretrain.objectives.glm import GlmObjective
-from pretrain.update import Update, apply_update
-from pretrain.world import join_world, leave_world
+from pretrain.training.update import Update, apply_update
 
 GOALS = {"S": {"gpt2": 1.6, "sgemm": 0.55}, "B": {"gpt2": 1.35, "sgemm": 0.68}}
 ROUNDS = {"S": 9, "B": 4}

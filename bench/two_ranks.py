@@ -17,11 +17,11 @@ from bench.texts import planned_batches
 from bench.timing import take_turns
 from data_pipeline.packing.loader import Batch
 from data_pipeline.transforms.blank import BlankConfig
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import join_world, leave_world
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import Objective, ObjectiveModel
-from pretrain.update import apply_update
-from pretrain.world import join_world, leave_world
+from pretrain.training.update import apply_update
 
 NUM_BATCHES = 4
 GOALS = {8: 0.9, 1: 0.75}  # by rows of a micro-batch

@@ -21,16 +21,16 @@ from bench.table import Row, rate_row
 from bench.texts import special_ids
 from bench.timing import Times, take_turns
 from data_pipeline.packing.loader import Batch
-from pretrain.flop import training_flop
-from pretrain.latent_config import BERT_BASE, OptimusConfig
+from pretrain.distributed.world import World, join_world, leave_world
 from pretrain.models.backbone import Backbone
+from pretrain.models.flop import training_flop
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.optimus import Optimus
 from pretrain.objectives.select import parts_of
-from pretrain.update import Update, apply_update
-from pretrain.world import World, join_world, leave_world
+from pretrain.settings.latent_config import BERT_BASE, OptimusConfig
+from pretrain.training.update import Update, apply_update
 
 GOAL = 2.0
 SENTENCES = {"S": 64, "B": 32}  # of a peer's batch

@@ -16,10 +16,10 @@ from data_pipeline.storage.shards import Split
 from data_pipeline.tokenizing.tokenizer import Tokenizer
 from data_pipeline.transforms.blank import BlankConfig
 from demo.ngram import Unigram
+from pretrain.filling.generate import fill
 from pretrain.filling.rows import WrittenText, blank_rows, transform_of, usable_ids
 from pretrain.filling.text import parse
 from pretrain.filling.unpacked import hidden_states, unpacked
-from pretrain.generate import fill
 from pretrain.models.backbone import Backbone
 
 SENTENCE_TOKENS = range(14, 41)

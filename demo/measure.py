@@ -9,9 +9,9 @@ from demo.fills import held_out_sentences, shown_blanks
 from demo.heldout import compare, training_tokens
 from demo.ngram import count_unigram
 from demo.report import read_steps, summary
-from pretrain.cli import config_from_yaml
-from pretrain.generate import load_run
-from pretrain.run_folder import RunFolder
+from pretrain.filling.generate import load_run
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import config_from_yaml
 
 CURVES = "curves.png"
 

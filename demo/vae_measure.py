@@ -12,7 +12,7 @@ from pretrain.latent.moves import analogy, between, decoded, encoded
 from pretrain.latent.opened import open_latent
 from pretrain.latent.texts import given_texts
 from pretrain.latent.writing import WriteSettings
-from pretrain.run_folder import RunFolder
+from pretrain.recording.run_folder import RunFolder
 
 NUM_TEXTS = 2000  # held-out sentences; the ceiling of mutual information is the log of it
 SAMPLES = 20  # draws of z a sentence, of the importance-weighted bound

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pretrain.environment import refuse_foreign_kernels
-from pretrain.mistakes import AgreedError, LostRankError, say, say_alone
-from pretrain.run_log import log_to_stderr
+from pretrain.recording.run_log import log_to_stderr
+from pretrain.settings.mistakes import AgreedError, LostRankError, say, say_alone
 
 if TYPE_CHECKING:
-    from pretrain.config import Config
+    from pretrain.settings.config import Config
 
 
 def _train(argv: Sequence[str]) -> None:
-    from pretrain.cli import parse_train
+    from pretrain.settings.cli import parse_train
 
     config, start = parse_train(argv)
     log_to_stderr()
@@ -35,8 +35,8 @@ def _train(argv: Sequence[str]) -> None:
                 "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
                 f"--validation 0.01 --output {source.shards}"
             )
-    from pretrain.stop_signs import EXIT_CODE
-    from pretrain.train import run
+    from pretrain.distributed.stop_signs import EXIT_CODE
+    from pretrain.training.train import run
 
     try:
         stopped_by = run(config, start)
@@ -56,7 +56,7 @@ def _train(argv: Sequence[str]) -> None:
 def _is_finished(config: "Config") -> bool:
     """Whether all steps of a sweep's task are done, said once: no mistake, unlike elsewhere, since
     an array is submitted again for the tasks that are not."""
-    from pretrain.status import state_of
+    from pretrain.recording.status import state_of
 
     folder = Path(config.runs) / config.name
     finished = state_of(folder, steps=config.steps) == "finished"
@@ -66,7 +66,7 @@ def _is_finished(config: "Config") -> bool:
 
 
 def _generate(argv: Sequence[str]) -> None:
-    from pretrain.generate import main as generate
+    from pretrain.filling.generate import main as generate
 
     log_to_stderr()
     generate(argv)
@@ -87,13 +87,13 @@ def _latent(argv: Sequence[str]) -> None:
 
 
 def _plan(argv: Sequence[str]) -> None:
-    from pretrain.plan import main as plan
+    from pretrain.planning.plan import main as plan
 
     plan(argv)
 
 
 def _export(argv: Sequence[str]) -> None:
-    from pretrain.export import main as export
+    from pretrain.handing_over.export import main as export
 
     log_to_stderr()
     export(argv)
@@ -106,7 +106,7 @@ def _data(argv: Sequence[str]) -> None:
 
 
 def _sweep(argv: Sequence[str]) -> None:
-    from pretrain.sweep import main as sweep
+    from pretrain.sweeps.sweep import main as sweep
 
     log_to_stderr()
     text, code = sweep(argv)
@@ -116,19 +116,19 @@ def _sweep(argv: Sequence[str]) -> None:
 
 
 def _compare(argv: Sequence[str]) -> None:
-    from pretrain.compare import main as compare
+    from pretrain.comparing.compare import main as compare
 
     print(compare(argv))
 
 
 def _status(argv: Sequence[str]) -> None:
-    from pretrain.status import main as status
+    from pretrain.recording.status import main as status
 
     print(status(argv))
 
 
 def _progress(argv: Sequence[str]) -> None:
-    from pretrain.progress import main as progress
+    from pretrain.comparing.progress import main as progress
 
     print(progress(argv))
 

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pretrain.cli import config_from_yaml
 from pretrain.evaluate.command import EvaluateSettings, evaluate_latent
-from pretrain.run_folder import RunFolder
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import config_from_yaml
 
 LANGUAGE_MODELS = ("glm", "causal")  # objectives without a latent space
 

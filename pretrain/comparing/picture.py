@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.comparing.runs import HELD_OUT, LOSS, Curve, Run, differing
-from pretrain.dotted import short
+from pretrain.settings.dotted import short
 
 SMOOTHED_STEPS = 20
 MOST_POINTS = 1000  # of a curve

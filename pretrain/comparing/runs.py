@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from pretrain.dotted import flat
-from pretrain.status import STATUS_FILE, Status, read, state_of
+from pretrain.recording.status import STATUS_FILE, Status, read, state_of
+from pretrain.settings.dotted import flat
 
 LOSS = "loss/total_nats"
 HELD_OUT = "validation/total_nats"

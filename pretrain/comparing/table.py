@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrain.comparing.runs import HELD_OUT, Run, differing
-from pretrain.dotted import short
+from pretrain.settings.dotted import short
 
 REASON_CHARACTERS = 60  # in the text; CSV and JSON have all of it
 

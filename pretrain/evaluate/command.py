@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from pretrain.cli import OneLineParser
 from pretrain.evaluate.bound import TextBounds, text_bounds
 from pretrain.evaluate.latent_report import TextSizes, as_table, report
 from pretrain.latent.opened import LatentRun, open_latent
 from pretrain.latent.rows import TextRows
 from pretrain.latent.texts import Texts, texts_at
+from pretrain.settings.cli import OneLineParser
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from data_pipeline.packing.loader import Batch
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
 from pretrain.objectives.loss import Objective
-from pretrain.update import to_device
+from pretrain.training.update import to_device
 
 
 def mean_nats(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from data_pipeline.rows import KINDS
+from pretrain.distributed.world import World
 from pretrain.models.latent import Posterior
 from pretrain.objectives.health import Health, scalars_of
-from pretrain.world import World
 
 MAX_TEXTS = 2048  # of which a mixture of N densities at N points is taken; its ceiling is log N
 

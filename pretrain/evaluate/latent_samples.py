@@ -28,7 +28,7 @@ from pretrain.latent.writing import (
 )
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.setup import Setup
+from pretrain.training.setup import Setup
 
 MAX_TOKENS = 40  # of a text that is written: each of them gathers all parameters
 PROJECTED_TEXTS = 256

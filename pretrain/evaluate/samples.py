@@ -8,7 +8,7 @@ from pretrain.filling.fill import fill
 from pretrain.filling.reading import next_scores
 from pretrain.models.backbone import Backbone
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.setup import Setup
+from pretrain.training.setup import Setup
 
 
 class NextScores:

@@ -7,16 +7,16 @@ import logging
 from collections.abc import Iterator
 
 from data_pipeline.packing.loader import Batch, validation_batches
-from pretrain.corpora import Corpus
 from pretrain.evaluate.held_out import held_out_nats, mean_nats, minimised
 from pretrain.evaluate.latent import held_out_latents
 from pretrain.evaluate.latent_samples import latent_samples
 from pretrain.evaluate.samples import filled_texts
-from pretrain.metrics import HELD_OUT, Metrics
-from pretrain.mistakes import AgreedError
 from pretrain.objectives.latent import LatentObjective
-from pretrain.setup import Setup
-from pretrain.throughput import tag_name
+from pretrain.settings.mistakes import AgreedError
+from pretrain.training.corpora import Corpus
+from pretrain.training.metrics import HELD_OUT, Metrics
+from pretrain.training.setup import Setup
+from pretrain.training.throughput import tag_name
 
 logger = logging.getLogger(__name__)
 

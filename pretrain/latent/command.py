@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pretrain.cli import OneLineParser
 from pretrain.latent.moves import analogy, between, decoded, encoded, prior_draws, vectors
 from pretrain.latent.opened import LatentRun, open_latent
 from pretrain.latent.texts import Texts, file_texts, given_texts
 from pretrain.latent.writing import WriteSettings, generators_of
 from pretrain.models.latent import Posterior
+from pretrain.settings.cli import OneLineParser
 
 Result = dict[str, Any]
 

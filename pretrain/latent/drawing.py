@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pretrain.cli import OneLineParser
 from pretrain.latent.moves import between, decoded, encoded
 from pretrain.latent.opened import LatentRun
 from pretrain.latent.projection import pca, tsne
 from pretrain.latent.texts import Texts, given_texts, read_lines, texts_at
 from pretrain.latent.writing import WriteSettings
+from pretrain.settings.cli import OneLineParser
 
 MOST_COLOURS = 20
 FORMATS = (".png", ".svg")

@@ -14,19 +14,19 @@ from data_pipeline.protocols import Transform
 from data_pipeline.tokenizing.special import Vocabulary
 from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.transforms.blank import BlankConfig
-from pretrain import exported
-from pretrain.checkpoint_files import checked_weights, choose, read_manifest
-from pretrain.cli import config_from_yaml
-from pretrain.config import Config
+from pretrain.checkpoints.checkpoint_files import checked_weights, choose, read_manifest
+from pretrain.checkpoints.weights import WeightFiles, copy_into, difference, shapes_of
+from pretrain.handing_over import exported
 from pretrain.latent.rows import blanks_of, whole_transform
 from pretrain.models.backbone import Backbone, lay_out_for_decoding, num_positions
 from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
-from pretrain.run_folder import RunFolder
-from pretrain.two_tokenizers import reads_two
-from pretrain.weights import WeightFiles, copy_into, difference, shapes_of
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import config_from_yaml
+from pretrain.settings.config import Config
+from pretrain.settings.two_tokenizers import reads_two
 
 
 @dataclass(frozen=True)

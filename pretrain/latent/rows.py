@@ -21,8 +21,8 @@ from data_pipeline.packing.plan import PlanReport, WindowPlan
 from data_pipeline.protocols import Split, Transform
 from data_pipeline.tokenizing.special import Vocabulary
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
-from pretrain.latent_config import GlmVaeConfig
 from pretrain.objectives.latent import LatentObjective
+from pretrain.settings.latent_config import GlmVaeConfig
 
 ROOM = 4  # times source_tokens: a row is never short of room for what its blanks add
 

@@ -15,7 +15,7 @@ for every ZeRO stage, number of ranks, device and dtype, and construction is rig
 `torch.device("meta")`.
 
 Pre-LN: x + f(LN(x)), with a last LayerNorm (GLM, GPT-2). Post-LN: LN(x + f(x)), without one (GPT).
-GLM (Du et al. 2022), section 2.2; published layout in pretrain/convert.py.
+GLM (Du et al. 2022), section 2.2; published layout in pretrain/handing_over/convert.py.
 """
 
 import math

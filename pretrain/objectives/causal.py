@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
-from pretrain.flop import Work, backbone_flop
+from pretrain.models.flop import Work, backbone_flop
 from pretrain.models.latent import Injected
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm

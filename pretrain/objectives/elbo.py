@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pretrain.latent_config import AlarmConfig, BetaConfig, ElboConfig, FreeBitsConfig
 from pretrain.models.latent import Posterior
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.loss import LossTerm
+from pretrain.settings.latent_config import AlarmConfig, BetaConfig, ElboConfig, FreeBitsConfig
 
 OPTIMISED = ("reconstruction_loss", "kl_loss")
 

@@ -20,7 +20,7 @@ from data_pipeline.rows import KINDS
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from kernels.visibility import Visibility
-from pretrain.flop import Work, backbone_flop
+from pretrain.models.flop import Work, backbone_flop
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health

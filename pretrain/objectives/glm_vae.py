@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankTransform
-from pretrain.flop import Work, backbone_flop
-from pretrain.latent_config import GlmVaeConfig
+from pretrain.models.flop import Work, backbone_flop
 from pretrain.models.latent import Injected, Injector, LatentHead, Posterior
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.latent import backbone_nats, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
+from pretrain.settings.latent_config import GlmVaeConfig
 
 
 class GlmVaePart(nn.Module):

@@ -19,9 +19,8 @@ from data_pipeline.protocols import Transform
 from data_pipeline.rows import KINDS
 from data_pipeline.tokenizing.special import SpecialIds
 from kernels.visibility import Visibility
-from pretrain.flop import Work
-from pretrain.latent_config import ElboConfig
 from pretrain.models.backbone import Backbone
+from pretrain.models.flop import Work
 from pretrain.models.latent import Injected, Posterior
 from pretrain.models.latent_shape import LatentShape
 from pretrain.models.shape import BackboneShape
@@ -40,6 +39,7 @@ from pretrain.objectives.health import Health
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
 from pretrain.objectives.turns import Turns
+from pretrain.settings.latent_config import ElboConfig
 
 
 class LatentSettings(Protocol):

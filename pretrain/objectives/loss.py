@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from data_pipeline.protocols import Transform
 from data_pipeline.tokenizing.special import SpecialIds
-from pretrain.flop import Work
 from pretrain.models.backbone import Backbone
+from pretrain.models.flop import Work
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health

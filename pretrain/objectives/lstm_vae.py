@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
-from pretrain.flop import Work
-from pretrain.latent_config import LstmVaeConfig
+from pretrain.models.flop import Work
 from pretrain.models.latent import LOGVAR_LIMIT, Injected, Posterior, WideLinear
 from pretrain.models.lstm import LstmReader, LstmWriter, unpacked
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.loss import ObjectiveModel
+from pretrain.settings.latent_config import LstmVaeConfig
 
 
 class LstmVaePart(nn.Module):

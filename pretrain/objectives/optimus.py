@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from data_pipeline.tokenizing.special import SpecialIds, Vocabulary
 from data_pipeline.transforms.causal import CausalTransform
 from data_pipeline.transforms.two_streams import TwoStreamTransform
-from pretrain.flop import Work, backbone_flop
-from pretrain.latent_config import OptimusConfig
 from pretrain.models.backbone import Backbone
+from pretrain.models.flop import Work, backbone_flop
 from pretrain.models.latent import Injected, Injector, LatentHead, Posterior
 from pretrain.models.shape import BackboneShape, padded_vocabulary
 from pretrain.objectives.latent import backbone_nats, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
+from pretrain.settings.latent_config import OptimusConfig
 
 
 class OptimusPart(nn.Module):

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from data_pipeline.hashing import mix_ints
 from data_pipeline.tokenizing.special import Vocabulary
-from pretrain.config import ObjectivesConfig
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.adavae import AdaVae
 from pretrain.objectives.causal import CausalObjective
@@ -17,6 +16,7 @@ from pretrain.objectives.latent import LatentModel, LatentObjective
 from pretrain.objectives.loss import Objective
 from pretrain.objectives.lstm_vae import LstmVae
 from pretrain.objectives.optimus import Optimus
+from pretrain.settings.config import ObjectivesConfig
 
 
 def objectives_of(
@@ -28,7 +28,7 @@ def objectives_of(
 ) -> list[Objective]:
     """The objectives of a run of `steps` updates, in the order in which every step takes them.
 
-    encoder: of a second tokenizer, where an encoder has its own (pretrain/two_tokenizers.py).
+    encoder: of a second tokenizer, where an encoder has its own (two_tokenizers.py).
     word_table_V: ids that begin a word or end a text, by which losses are told by words, too.
     """
     models: list[LatentModel] = [

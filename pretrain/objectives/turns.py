@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pretrain.latent_config import AggressiveConfig
-from pretrain.trains import SIDES, Side
+from pretrain.settings.latent_config import AggressiveConfig
+from pretrain.settings.trains import SIDES, Side
 
 READS: tuple[Side, ...] = ("encoder", "head")
 WRITES: tuple[Side, ...] = ("injection", "decoder")

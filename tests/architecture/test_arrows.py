@@ -14,14 +14,26 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("preparing", "storage", "tokenizing", "reading", "packing", "transforms")
+LAYERS = (
+    *("comparing", "sweeps", "planning", "training", "evaluate", "latent", "filling"),
+    *(
+        "handing_over",
+        "objectives",
+        "checkpoints",
+        "distributed",
+        "recording",
+        "settings",
+        "models",
+    ),
+)
 ROOMS = ("pretrain", "kernels", "data_pipeline", "demo", "bench")
 # library -> where it may be imported: files, or whole folders with a "/" at the end.
 ALLOWED = {
     "torch": ("pretrain/", "kernels/", "data_pipeline/packing/loader.py", "demo/", "bench/"),
-    "deepspeed": ("pretrain/engine.py",),
+    "deepspeed": ("pretrain/distributed/engine.py",),
     "transformers": ("data_pipeline/tokenizing/transformers_folder.py", "bench/"),
-    "tensorboard": ("pretrain/metrics.py",),
-    "torch.utils.tensorboard": ("pretrain/metrics.py",),
+    "tensorboard": ("pretrain/training/metrics.py",),
+    "torch.utils.tensorboard": ("pretrain/training/metrics.py",),
     "mwparserfromhell": ("demo/",),
     "mpi4py": ("data_pipeline/preparing/rank_messages.py",),
 }
@@ -72,7 +84,7 @@ def test_libraries_stay_in_their_files(repository: Path) -> None:
     [
         ("data_pipeline/packing/pack.py", "import torch", "imports torch"),
         ("data_pipeline/packing/pack.py", "def f():\n    from torch import nn", "imports torch"),
-        ("pretrain/train.py", "import deepspeed.comm", "imports deepspeed"),
+        ("pretrain/training/train.py", "import deepspeed.comm", "imports deepspeed"),
         (
             "pretrain/models/backbone.py",
             "from transformers import BertModel",
@@ -89,12 +101,12 @@ def test_libraries_stay_in_their_files(repository: Path) -> None:
             "imports datasets outside a function",
         ),
         (
-            "pretrain/train.py",
+            "pretrain/training/train.py",
             "from torch.utils import tensorboard",
             "imports torch.utils.tensorboard",
         ),
-        ("pretrain/train.py", "import tensorboard", "imports tensorboard"),
-        ("pretrain/world.py", "from mpi4py import MPI", "imports mpi4py"),
+        ("pretrain/training/train.py", "import tensorboard", "imports tensorboard"),
+        ("pretrain/distributed/world.py", "from mpi4py import MPI", "imports mpi4py"),
     ],
 )
 def test_a_library_elsewhere_is_found(tmp_path: Path, file: str, line: str, said: str) -> None:
@@ -127,8 +139,7 @@ def test_rooms_import_only_along_the_arrows(repository: Path) -> None:
 def toy_house(tmp_path: Path, repository: Path) -> Path:
     """The rooms with empty files, and the repository's contracts."""
     shutil.copy(repository / "pyproject.toml", tmp_path)
-    files = ["models/backbone", "objectives/glm", "engine", "checkpoint", "config", "train"]
-    paths = [tmp_path / "pretrain" / f"{name}.py" for name in files]
+    paths = [tmp_path / "pretrain" / name / "part.py" for name in LAYERS]
     paths += [tmp_path / room / "part.py" for room in ROOMS]
     paths += [tmp_path / "data_pipeline" / name / "part.py" for name in PACKAGES]
     for path in paths:
@@ -147,17 +158,21 @@ def test_the_toy_house_keeps_the_contracts(toy_house: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("kernels/part.py", "import pretrain.config"),
+        ("kernels/part.py", "import pretrain.settings.part"),
         ("data_pipeline/part.py", "import kernels.part"),
         ("kernels/part.py", "import data_pipeline.part"),
         ("data_pipeline/storage/part.py", "import data_pipeline.preparing.part"),
         ("data_pipeline/reading/part.py", "import data_pipeline.storage.part"),
         ("data_pipeline/packing/part.py", "import data_pipeline.storage.part"),
-        ("pretrain/train.py", "import demo.part"),
-        ("pretrain/train.py", "import bench.part"),
-        ("pretrain/models/backbone.py", "import pretrain.objectives.glm"),
-        ("pretrain/models/backbone.py", "import pretrain.config"),
-        ("pretrain/objectives/glm.py", "import pretrain.engine"),
+        ("pretrain/training/part.py", "import demo.part"),
+        ("pretrain/training/part.py", "import bench.part"),
+        ("pretrain/models/part.py", "import pretrain.objectives.part"),
+        ("pretrain/models/part.py", "import pretrain.settings.part"),
+        ("pretrain/objectives/part.py", "import pretrain.distributed.part"),
+        ("pretrain/objectives/part.py", "import pretrain.checkpoints.part"),
+        ("pretrain/checkpoints/part.py", "import pretrain.training.part"),
+        ("pretrain/settings/part.py", "import pretrain.recording.part"),
+        ("pretrain/planning/part.py", "import pretrain.sweeps.part"),
     ],
 )
 def test_an_import_against_the_arrows_is_found(toy_house: Path, file: str, line: str) -> None:

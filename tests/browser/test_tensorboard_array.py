@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 
-from pretrain.metrics import Metrics
-from pretrain.run_folder import RunFolder
+from pretrain.recording.run_folder import RunFolder
+from pretrain.training.metrics import Metrics
 
 pytestmark = pytest.mark.browser
 

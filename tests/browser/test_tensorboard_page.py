@@ -11,8 +11,8 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from pretrain.metrics import Metrics
-from pretrain.run_folder import RunFolder
+from pretrain.recording.run_folder import RunFolder
+from pretrain.training.metrics import Metrics
 
 pytestmark = pytest.mark.browser
 

@@ -8,8 +8,8 @@ import pytest
 from demo.experiments import runs
 from demo.experiments.plans import BASE, EXPERIMENTS, RECIPE, Variant
 from demo.experiments.table import table
-from pretrain.cli import parse_train
-from pretrain.config import Config
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
 
 VARIANTS = [(name, v) for name, e in EXPERIMENTS.items() for v in e.variants]
 

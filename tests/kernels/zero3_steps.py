@@ -8,9 +8,9 @@ import itertools
 from bench.sizes import Size, engine_of
 from bench.texts import planned_batches
 from data_pipeline.transforms.blank import BlankConfig
+from pretrain.distributed.world import join_world, leave_world
 from pretrain.objectives.glm import GlmObjective
-from pretrain.update import apply_update
-from pretrain.world import join_world, leave_world
+from pretrain.training.update import apply_update
 
 SMALL = Size("small", 1, 64, 2, 256, row_tokens=64, rows=1)
 

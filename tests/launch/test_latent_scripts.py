@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.cli import parse_train
+from pretrain.settings.cli import parse_train
 
 RECIPES = {
     "pretrain_glm": "glm_base",

@@ -179,5 +179,5 @@ def test_help_imports_neither_torch_nor_deepspeed_and_takes_under_a_second(repos
         check=True,
     )
     imported = {line.rsplit("|", 1)[-1].strip() for line in traced.stderr.splitlines()}
-    assert "pretrain.config" in imported
+    assert "pretrain.settings.config" in imported
     assert not imported & {"torch", "deepspeed", "transformers", "datasets"}

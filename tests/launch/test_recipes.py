@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.cli import parse_train
-from pretrain.config import Config
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "launch/recipes").glob("*.yaml"))
 

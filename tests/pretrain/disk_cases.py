@@ -17,13 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pretrain.checkpoint import DiskFullError, save
-from pretrain.cli import parse_train
-from pretrain.retention import Retention
-from pretrain.run_folder import RunFolder
-from pretrain.setup import set_up
-from pretrain.train import checked_corpora, run_in
-from pretrain.world import World, join_world, leave_world
+from pretrain.checkpoints.checkpoint import DiskFullError, save
+from pretrain.checkpoints.retention import Retention
+from pretrain.distributed.world import World, join_world, leave_world
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import parse_train
+from pretrain.training.setup import set_up
+from pretrain.training.train import checked_corpora, run_in
 
 
 def main(small_disk: str, folder: Path, cases: list[tuple[str, list[str]]]) -> None:

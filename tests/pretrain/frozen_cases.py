@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pretrain.checkpoint import load, save
-from pretrain.deepspeed_settings import complete
-from pretrain.engine import Engine
-from pretrain.optimizer_config import OptimizerConfig
-from pretrain.retention import Retention
-from pretrain.world import World, join_world, leave_world
+from pretrain.checkpoints.checkpoint import load, save
+from pretrain.checkpoints.retention import Retention
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World, join_world, leave_world
+from pretrain.settings.deepspeed_settings import complete
+from pretrain.settings.optimizer_config import OptimizerConfig
 
 # Which groups each update moves: the second layer begins late, and the first pauses once.
 MOVES = [["layer 0"], ["layer 0"], ["layer 0", "layer 1"], ["layer 1"], ["layer 0", "layer 1"]]

@@ -100,9 +100,9 @@ def text() -> str:
 
 def write_curves(folder: Path) -> None:
     """Train every objective and write its curve to `folder`."""
-    from pretrain.cli import parse_train
-    from pretrain.train import run_in
-    from pretrain.world import join_world, leave_world
+    from pretrain.distributed.world import join_world, leave_world
+    from pretrain.settings.cli import parse_train
+    from pretrain.training.train import run_in
 
     with tempfile.TemporaryDirectory() as scratch:
         shards = _shards(Path(scratch))

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint_files import complete, damage, read_manifest
-from pretrain.cli import parse_train
-from pretrain.train import run_in
-from pretrain.world import join_world
+from pretrain.checkpoints.checkpoint_files import complete, damage, read_manifest
+from pretrain.distributed.world import join_world
+from pretrain.settings.cli import parse_train
+from pretrain.training.train import run_in
 
 LONGEST_LIFE_S = 1800.0
 LATE_S = 0.6

@@ -12,16 +12,16 @@ import torch
 
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import single_documents
-from pretrain import checkpoint
-from pretrain.deepspeed_settings import complete
-from pretrain.engine import Engine
+from pretrain.checkpoints import checkpoint
+from pretrain.checkpoints.retention import Retention
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import join_world, leave_world
 from pretrain.models.backbone import Backbone, decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.optimizer_config import OptimizerConfig
-from pretrain.retention import Retention
-from pretrain.world import join_world, leave_world
+from pretrain.settings.deepspeed_settings import complete
+from pretrain.settings.optimizer_config import OptimizerConfig
 
 SHAPE = BackboneShape(num_layers=4, hidden_size=256, num_heads=4, dropout_prob=0.0)
 VOCABULARY, ROW_TOKENS, ROWS = 512, 24, 1

@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from pretrain import status
-from pretrain.cli import parse_train
-from pretrain.status import Status
+from pretrain.recording import status
+from pretrain.recording.status import Status
+from pretrain.settings.cli import parse_train
 
 
 def main() -> int:

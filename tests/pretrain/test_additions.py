@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.visibility import Visibility
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
-from pretrain.trains import TrainsPolicy, UnfreezingConfig
+from pretrain.settings.trains import TrainsPolicy, UnfreezingConfig
 
 SIZES: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 24, "num_heads": 2, "dropout_prob": 0.0,

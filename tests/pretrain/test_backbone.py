@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from kernels.visibility import Visibility, single_documents
-from pretrain.convert import from_published_glm, to_published_glm
+from pretrain.handing_over.convert import from_published_glm, to_published_glm
 from pretrain.models.backbone import (
     Backbone,
     check_positions,

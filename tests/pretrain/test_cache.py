@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from kernels.visibility import Visibility, single_documents
-from pretrain.convert import from_published_glm
+from pretrain.handing_over.convert import from_published_glm
 from pretrain.models.backbone import Backbone
 from pretrain.models.cache import KeyValueCache
 from pretrain.models.shape import BackboneShape

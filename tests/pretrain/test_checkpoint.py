@@ -1,4 +1,4 @@
-"""pretrain/checkpoint.py: complete or invisible, untrusted until checked."""
+"""pretrain/checkpoints/checkpoint.py: complete or invisible, untrusted until checked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 import xxhash
 
-from pretrain import checkpoint_files as checkpoint
+from pretrain.checkpoints import checkpoint_files as checkpoint
 
 WEIGHTS = {"layer.weight": torch.arange(6.0).reshape(2, 3)}
 

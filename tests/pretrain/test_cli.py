@@ -1,4 +1,4 @@
-"""pretrain/cli.py: recipes in, one line out for a mistake."""
+"""pretrain/settings/cli.py: recipes in, one line out for a mistake."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.cli import Start, config_from_yaml, config_to_yaml, parse_train
-from pretrain.config import BatchConfig
+from pretrain.settings.cli import Start, config_from_yaml, config_to_yaml, parse_train
+from pretrain.settings.config import BatchConfig
 
 ROOT = Path(__file__).parents[2]
 DEBUG = str(ROOT / "launch" / "recipes" / "debug.yaml")

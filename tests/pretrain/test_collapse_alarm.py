@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from pretrain.latent_config import AlarmConfig, ElboConfig, FreeBitsConfig
 from pretrain.objectives.alarm import CollapseAlarm
+from pretrain.settings.latent_config import AlarmConfig, ElboConfig, FreeBitsConfig
 
 
 def scalars(units: float, nats: float = 1.0) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""pretrain/compare.py and comparing/: runs side by side, whatever their folders lack."""
+"""pretrain/comparing/compare.py and comparing/: runs side by side, whatever their folders lack."""
 
 import csv
 import io
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pretrain import status
-from pretrain.compare import main
+from pretrain.comparing.compare import main
 from pretrain.comparing.runs import differing, find_runs, read_run
-from pretrain.status import Status
+from pretrain.recording import status
+from pretrain.recording.status import Status
 
 
 def _run(runs: Path, name: str, losses: list[float], **settings: Any) -> Path:

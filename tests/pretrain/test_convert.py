@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretrain.convert import (
+from pretrain.handing_over.convert import (
     from_published_glm,
     merge_model_parallel,
     split_model_parallel,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels.visibility import single_documents
-from pretrain.convert_transformers import from_bert, from_gpt2, read_folder
+from pretrain.handing_over.convert_transformers import from_bert, from_gpt2, read_folder
 from pretrain.models.backbone import Backbone
 
 LENGTHS = torch.tensor([9, 14, 1])

@@ -11,11 +11,11 @@ import pytest
 from data_pipeline.packing.blend import BlendedPosition, Mix
 from data_pipeline.preparing.prepare import PrepareSettings, prepare
 from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
-from pretrain.cli import parse_train
-from pretrain.corpora import Corpora, open_corpora
-from pretrain.data_config import CorpusConfig, DataConfig
 from pretrain.evaluate.held_out import mean_nats
-from pretrain.plan import GPUS, in_words, plan_run
+from pretrain.planning.plan import GPUS, in_words, plan_run
+from pretrain.settings.cli import parse_train
+from pretrain.settings.data_config import CorpusConfig, DataConfig
+from pretrain.training.corpora import Corpora, open_corpora
 
 ROOT = Path(__file__).parents[2]
 DEBUG = str(ROOT / "launch" / "recipes" / "debug.yaml")

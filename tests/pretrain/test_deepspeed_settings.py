@@ -1,4 +1,4 @@
-"""pretrain/deepspeed_settings.py: what follows is filled in, what contradicts is refused."""
+"""deepspeed_settings.py: what follows is filled in, what contradicts is refused."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.deepspeed_settings import (
+from pretrain.settings.deepspeed_settings import (
     REPOSITORY,
     check_quantized,
     complete,

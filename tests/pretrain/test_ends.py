@@ -7,13 +7,14 @@ from typing import Any, NoReturn, cast
 import pytest
 import torch
 
-from pretrain import __main__, beginning, train
-from pretrain.cli import Start, parse_train
-from pretrain.mistakes import AgreedError, LostRankError
+from pretrain import __main__
+from pretrain.distributed.world import World
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.run_folder import RunFolder
-from pretrain.run_log import log_end, log_to_file
-from pretrain.world import World
+from pretrain.recording.run_folder import RunFolder
+from pretrain.recording.run_log import log_end, log_to_file
+from pretrain.settings.cli import Start, parse_train
+from pretrain.settings.mistakes import AgreedError, LostRankError
+from pretrain.training import beginning, train
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 

@@ -15,15 +15,24 @@ import torch
 
 from data_pipeline.packing.sequence import Position
 from data_pipeline.storage.shards import open_shards
-from pretrain import exported, generate, resume
-from pretrain.checkpoint_files import FORMAT, MANIFEST, WEIGHTS, Manifest, folder_name, measure
-from pretrain.cli import config_from_yaml, parse_train
-from pretrain.data_config import CorpusConfig
-from pretrain.export import ExportSettings, export, planned_shards
-from pretrain.model_card import model_card
+from pretrain.checkpoints import resume
+from pretrain.checkpoints.checkpoint_files import (
+    FORMAT,
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    folder_name,
+    measure,
+)
+from pretrain.checkpoints.weights import WeightFiles
+from pretrain.filling import generate
+from pretrain.handing_over import exported
+from pretrain.handing_over.export import ExportSettings, export, planned_shards
+from pretrain.handing_over.model_card import model_card
 from pretrain.models.backbone import Backbone, num_positions
-from pretrain.run_folder import RunFolder
-from pretrain.weights import WeightFiles
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import config_from_yaml, parse_train
+from pretrain.settings.data_config import CorpusConfig
 
 ROOT = Path(__file__).parents[2]
 DEBUG = str(ROOT / "launch" / "recipes" / "debug.yaml")
@@ -255,7 +264,7 @@ def test_one_weight_at_a_time_is_read(
 def test_loading_needs_no_deepspeed(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "out")
     program = (
-        "import sys, pathlib; from pretrain.exported import load; "
+        "import sys, pathlib; from pretrain.handing_over.exported import load; "
         f"load(pathlib.Path({str(tmp_path / 'out')!r})); "
         "sys.exit('deepspeed' in sys.modules)"
     )
@@ -275,7 +284,7 @@ def test_loading_needs_no_deepspeed(run: Path, tmp_path: Path) -> None:
 def test_a_mistake_of_the_command_is_one_message(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], said: str
 ) -> None:
-    from pretrain.export import main
+    from pretrain.handing_over.export import main
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=said):

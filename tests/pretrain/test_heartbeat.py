@@ -1,4 +1,4 @@
-"""pretrain/heartbeat.py: a run says that it lives, what it cost, and how it ended."""
+"""pretrain/recording/heartbeat.py: a run says that it lives, what it cost, and how it ended."""
 
 import errno
 import logging
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import heartbeat, status
-from pretrain.heartbeat import Heartbeat
-from pretrain.status import Status, note_failure, read, state_of
+from pretrain.recording import heartbeat, status
+from pretrain.recording.heartbeat import Heartbeat
+from pretrain.recording.status import Status, note_failure, read, state_of
 
 
 def test_a_heart_beats_while_the_run_does_nothing(

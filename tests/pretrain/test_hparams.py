@@ -1,14 +1,14 @@
-"""pretrain/hparams.py: what the HParams tab shows of a run."""
+"""pretrain/recording/hparams.py: what the HParams tab shows of a run."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from pretrain.cli import parse_train
-from pretrain.config import Config
-from pretrain.data_config import DataConfig
-from pretrain.hparams import shown_settings
-from pretrain.run_folder import RunFolder
-from pretrain.sweep_file import Task
+from pretrain.recording.hparams import shown_settings
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
+from pretrain.settings.data_config import DataConfig
+from pretrain.settings.sweep_file import Task
 
 
 def test_a_task_shows_what_its_sweep_varies() -> None:

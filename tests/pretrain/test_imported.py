@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.cli import parse_train
-from pretrain.config import Config
-from pretrain.convert_transformers import read_folder
-from pretrain.imported import imported_weights
+from pretrain.checkpoints.weights import shapes_of
+from pretrain.handing_over.convert_transformers import read_folder
+from pretrain.handing_over.imported import imported_weights
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
-from pretrain.setup import make_backbone
-from pretrain.weights import shapes_of
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
+from pretrain.training.setup import make_backbone
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 # The folders hold no tokenizer to compare with; test_two_tokenizers.py has some that do.

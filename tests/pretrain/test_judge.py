@@ -1,4 +1,4 @@
-"""pretrain/judge.py: which updates are applied, in numbers one can check by hand."""
+"""pretrain/training/judge.py: which updates are applied, in numbers one can check by hand."""
 
 import json
 import math
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.data_config import DataConfig
-from pretrain.judge import Judge, merged
-from pretrain.mistakes import AgreedError
-from pretrain.optimizer_config import SpikesConfig
+from pretrain.settings.data_config import DataConfig
+from pretrain.settings.mistakes import AgreedError
+from pretrain.settings.optimizer_config import SpikesConfig
+from pretrain.training.judge import Judge, merged
 
 FOUR = SpikesConfig(loss_deviations=3.0, history=4, stop_after=3)
 

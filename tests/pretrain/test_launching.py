@@ -1,4 +1,4 @@
-"""pretrain/launching.py, network.py: a start that is not what was asked for ends at once."""
+"""launching.py, network.py: a start that is not what was asked for ends at once."""
 
 import subprocess
 import sys
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pretrain import network
-from pretrain.launching import check_launch, missing_hostfile
+from pretrain.distributed import network
+from pretrain.distributed.launching import check_launch, missing_hostfile
 
 
 @pytest.mark.parametrize(

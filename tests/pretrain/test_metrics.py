@@ -1,13 +1,13 @@
-"""pretrain/metrics.py: no step twice, none backward."""
+"""pretrain/training/metrics.py: no step twice, none backward."""
 
 import json
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretrain.metrics import Metrics
-from pretrain.run_folder import RunFolder
-from pretrain.status import read
+from pretrain.recording.run_folder import RunFolder
+from pretrain.recording.status import read
+from pretrain.training.metrics import Metrics
 
 
 def _record(folder: RunFolder, first: int, last: int, value: float) -> None:

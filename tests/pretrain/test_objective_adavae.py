@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from kernels.visibility import Visibility
-from pretrain.convert_transformers import from_gpt2
-from pretrain.latent_config import AdaVaeConfig, BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.handing_over.convert_transformers import from_gpt2
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.adavae import AdaVae, AdaVaePart
 from pretrain.objectives.elbo import beta
 from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.trains import TrainsPolicy, UnfreezingConfig, in_words
+from pretrain.settings.latent_config import AdaVaeConfig, BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.trains import TrainsPolicy, UnfreezingConfig, in_words
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vae"
 EOS = 52

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from data_pipeline.rows import KINDS
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility, single_documents
-from pretrain.convert import from_published_glm
+from pretrain.handing_over.convert import from_published_glm
 from pretrain.models.backbone import Backbone, decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective

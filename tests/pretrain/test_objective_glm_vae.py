@@ -13,7 +13,6 @@ from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
-from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, GlmVaeConfig
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent_shape import LatentShape, Pooling
 from pretrain.models.shape import BackboneShape
@@ -22,6 +21,7 @@ from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.latent_inputs import NOISE_DRAWS
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import parts_of
+from pretrain.settings.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, GlmVaeConfig
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})
 SHAPE = BackboneShape(

@@ -11,12 +11,12 @@ from data_pipeline.memory import MemorySplit
 from data_pipeline.packing.loader import Batch, first_place, training_batches
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
-from pretrain.latent_config import LstmVaeConfig
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.lstm_vae import LstmVae, LstmVaePart
 from pretrain.objectives.select import parts_of
+from pretrain.settings.latent_config import LstmVaeConfig
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})
 CONFIG = LstmVaeConfig(

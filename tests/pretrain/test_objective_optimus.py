@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels.visibility import Visibility
-from pretrain.convert_transformers import from_bert, from_gpt2
 from pretrain.evaluate.bound import TextBounds, bound_nats, draw_nats, log_ratio
 from pretrain.evaluate.latent_report import report
-from pretrain.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, OptimusConfig
+from pretrain.handing_over.convert_transformers import from_bert, from_gpt2
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent import Posterior
 from pretrain.models.latent_shape import LatentShape
@@ -25,6 +24,7 @@ from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.optimus import Optimus, OptimusPart
+from pretrain.settings.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, OptimusConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vae"
 PAD = 50

@@ -1,4 +1,4 @@
-"""pretrain/optimizer_state.py: fragments of any cut put a rank's state together again."""
+"""optimizer_state.py: fragments of any cut put a rank's state together again."""
 
 import itertools
 import json
@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pretrain.optimizer_state import KINDS, fragments, is_own, read, read_own, write
-from pretrain.tensor_files import TensorWriter
+from pretrain.checkpoints.optimizer_state import KINDS, fragments, is_own, read, read_own, write
+from pretrain.checkpoints.tensor_files import TensorWriter
 
 
 def _engine(seed: int, updates: int) -> Any:

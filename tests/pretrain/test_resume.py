@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
-from pretrain.checkpoint_files import complete, find
+from pretrain.checkpoints.checkpoint_files import complete, find
 
 pytestmark = pytest.mark.ranks
 

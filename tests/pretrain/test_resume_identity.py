@@ -1,4 +1,4 @@
-"""pretrain/resume.py: what a checkpoint and the run that goes on from it must agree on."""
+"""resume.py: what a checkpoint and the run that goes on from it must agree on."""
 
 import dataclasses
 import json
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from data_pipeline.packing.sequence import Position
-from pretrain import resume
-from pretrain.checkpoint_files import Manifest
-from pretrain.cli import parse_train
-from pretrain.config import Config
+from pretrain.checkpoints import resume
+from pretrain.checkpoints.checkpoint_files import Manifest
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 FOUND = Path("runs/a/checkpoints/step-00000010")

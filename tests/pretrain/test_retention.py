@@ -1,4 +1,4 @@
-"""pretrain/retention.py: the last, every n-th and the best checkpoints stay."""
+"""pretrain/checkpoints/retention.py: the last, every n-th and the best checkpoints stay."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
-from pretrain.cli import parse_train
+from pretrain.checkpoints.retention import Retention, kept
 from pretrain.evaluate.held_out import minimised
 from pretrain.objectives.loss import Objective
-from pretrain.retention import Retention, kept
+from pretrain.settings.cli import parse_train
 
 # step -> held-out loss; best are 30, then 20, then 40 (equal to 50, which is later)
 RUN = {10: 4.0, 20: 2.5, 30: 2.0, 40: 3.0, 50: 3.0, 60: None}

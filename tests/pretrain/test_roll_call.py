@@ -1,4 +1,4 @@
-"""pretrain/roll_call.py: who is lost is named to all, and nothing else is taken for a loss."""
+"""roll_call.py: who is lost is named to all, and nothing else is taken for a loss."""
 
 import socket
 import threading
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pretrain.roll_call import Loss, Member, Patience, RollCall
-from pretrain.roll_caller import Caller
+from pretrain.distributed.roll_call import Loss, Member, Patience, RollCall
+from pretrain.distributed.roll_caller import Caller
 
 # Silence of 1.2 s: short for a test, long beside the pauses of a busy machine's threads.
 QUICK = Patience(beat_s=0.1, silence_s=1.2, return_s=0.6, end_s=0.3)

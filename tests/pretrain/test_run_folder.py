@@ -1,12 +1,12 @@
-"""pretrain/run_folder.py: one training at a time, and what changed since the last start."""
+"""run_folder.py: one training at a time, and what changed since the last start."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 
-from pretrain.cli import parse_train
-from pretrain.run_folder import RunFolder
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import parse_train
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 

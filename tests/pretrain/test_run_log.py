@@ -1,4 +1,4 @@
-"""pretrain/run_log.py: every rank has its own file, and full files roll on."""
+"""pretrain/recording/run_log.py: every rank has its own file, and full files roll on."""
 
 import logging
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import run_log
+from pretrain.recording import run_log
 
 
 @pytest.fixture(autouse=True)

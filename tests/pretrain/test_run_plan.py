@@ -1,4 +1,4 @@
-"""pretrain/plan.py: activations against live storages, the rest by hand."""
+"""pretrain/planning/plan.py: activations against live storages, the rest by hand."""
 
 import json
 import subprocess
@@ -13,13 +13,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.transforms.blank import BlankConfig, plan_from_spans
 from kernels.visibility import single_documents
-from pretrain.cli import parse_train
-from pretrain.config import Config
 from pretrain.models.backbone import Backbone, num_positions
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.plan import GPUS, Plan, checkpoints_on_disk, in_words, plan_run
 from pretrain.planning.activations import (
     MicroBatch,
     activation_bytes,
@@ -29,8 +26,11 @@ from pretrain.planning.activations import (
     mask_bytes,
 )
 from pretrain.planning.in_words import time_in_words
+from pretrain.planning.plan import GPUS, Plan, checkpoints_on_disk, in_words, plan_run
 from pretrain.planning.rows import row_content, visible_pairs
 from pretrain.planning.state import Zero, checkpoint_bytes, rank_state, sent_bytes
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 384

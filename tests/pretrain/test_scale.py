@@ -1,16 +1,16 @@
-"""pretrain/scale.py: what is sent and how long it takes, in numbers that one can check by hand."""
+"""scale.py: what is sent and how long it takes, in numbers that one can check by hand."""
 
 from pathlib import Path
 
 import pytest
 
 from pretrain.__main__ import main
-from pretrain.cli import parse_train
-from pretrain.config import Config
-from pretrain.plan import contents
 from pretrain.planning.gpus import GPUS
+from pretrain.planning.plan import contents
 from pretrain.planning.rows import RowContent, mean_content
-from pretrain.scale import Fabric, ScaleRow, scale_row
+from pretrain.planning.scale import Fabric, ScaleRow, scale_row
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "launch" / "recipes" / "glm_10b.yaml")

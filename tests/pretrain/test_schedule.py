@@ -1,12 +1,12 @@
-"""pretrain/schedule.py against the published tables and by hand."""
+"""pretrain/settings/schedule.py against the published tables and by hand."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from pretrain.optimizer_config import ScheduleConfig
-from pretrain.schedule import learning_rate
+from pretrain.settings.optimizer_config import ScheduleConfig
+from pretrain.settings.schedule import learning_rate
 
 META = Path(__file__).parents[1] / "golden" / "glm" / "model_meta.json"
 PUBLISHED = json.loads(META.read_text())["lr_schedules"]

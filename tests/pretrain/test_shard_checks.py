@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import corpora
-from pretrain.corpora import check_every_byte, open_corpora
-from pretrain.data_config import CorpusConfig
-from pretrain.mistakes import AgreedError
-from pretrain.world import World
+from pretrain.distributed.world import World
+from pretrain.settings.data_config import CorpusConfig
+from pretrain.settings.mistakes import AgreedError
+from pretrain.training import corpora
+from pretrain.training.corpora import check_every_byte, open_corpora
 
 
 class OneOfThree(World):

@@ -1,11 +1,11 @@
-"""pretrain/status.py: what a person is told about a run."""
+"""pretrain/recording/status.py: what a person is told about a run."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pretrain.status import Status, describe, main, read, write
+from pretrain.recording.status import Status, describe, main, read, write
 
 RUNNING = Status(
     state="running",

@@ -1,4 +1,4 @@
-"""pretrain/stopping.py: the first signal is remembered, the second Ctrl-C acts."""
+"""pretrain/distributed/stopping.py: the first signal is remembered, the second Ctrl-C acts."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.launching import launchers
-from pretrain.stop_signs import SIGNALS, STOP_FILE
-from pretrain.stopping import StopRequests
-from pretrain.world import World, join_world, leave_world
+from pretrain.distributed.launching import launchers
+from pretrain.distributed.stop_signs import SIGNALS, STOP_FILE
+from pretrain.distributed.stopping import StopRequests
+from pretrain.distributed.world import World, join_world, leave_world
 
 ALONE = World(0, 1, 0, torch.device("cpu"), timeout_s=60)
 
@@ -105,8 +105,8 @@ def test_only_a_launched_rank_follows_its_parent(
 _PROGRAM = """
 import signal, sys, time, torch
 from pathlib import Path
-from pretrain.stopping import StopRequests
-from pretrain.world import World
+from pretrain.distributed.stopping import StopRequests
+from pretrain.distributed.world import World
 StopRequests(Path(sys.argv[1]), World(0, 1, 0, torch.device("cpu"), 60))
 print("ready", flush=True)
 time.sleep(60)

@@ -1,4 +1,4 @@
-"""pretrain/sweep_file.py and sweep_task.py: which runs a sweep is, and what is wrong with one."""
+"""sweep_file.py and sweep_task.py: which runs a sweep is, and what is wrong with one."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.cli import parse_train
-from pretrain.sweep import checked, table
-from pretrain.sweep_file import read_sweep
-from pretrain.sweep_task import task_of_command_line
+from pretrain.settings.cli import parse_train
+from pretrain.settings.sweep_file import read_sweep
+from pretrain.settings.sweep_task import task_of_command_line
+from pretrain.sweeps.sweep import checked, table
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "launch" / "recipes" / "debug.yaml")

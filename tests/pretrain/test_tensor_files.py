@@ -1,4 +1,4 @@
-"""pretrain/tensor_files.py: files that the safetensors library reads, hashed while written."""
+"""tensor_files.py: files that the safetensors library reads, hashed while written."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 import xxhash
 from safetensors import safe_open
 
-from pretrain.tensor_files import TensorWriter, read_hashed
+from pretrain.checkpoints.tensor_files import TensorWriter, read_hashed
 
 TENSORS = {
     "odd": torch.arange(7.0),

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pretrain.latent_config import AggressiveConfig
 from pretrain.objectives.turns import READS, WRITES, Turns
-from pretrain.trains import SIDES
+from pretrain.settings.latent_config import AggressiveConfig
+from pretrain.settings.trains import SIDES
 
 
 def turns_of(**settings: int) -> Turns:

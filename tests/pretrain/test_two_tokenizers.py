@@ -17,20 +17,20 @@ from data_pipeline.preparing.length_limits import LengthLimits
 from data_pipeline.preparing.prepare import PrepareSettings, prepare
 from data_pipeline.storage.shards import Shards, open_shards
 from kernels.visibility import single_documents
-from pretrain.cli import parse_train
-from pretrain.config import Config
-from pretrain.export import export
-from pretrain.imported import imported_weights
+from pretrain.checkpoints.resume import identity
+from pretrain.checkpoints.weights import shapes_of
+from pretrain.handing_over.export import export
+from pretrain.handing_over.imported import imported_weights
+from pretrain.handing_over.warm_start import check_source, open_source
 from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.optimus import OptimusPart
 from pretrain.objectives.select import objectives_of, parts_of
-from pretrain.resume import identity
-from pretrain.setup import make_backbone
-from pretrain.two_tokenizers import check_streams, encoder_vocabulary, stream_in_words
-from pretrain.warm_start import check_source, open_source
-from pretrain.weights import shapes_of
+from pretrain.settings.cli import parse_train
+from pretrain.settings.config import Config
+from pretrain.settings.two_tokenizers import check_streams, encoder_vocabulary, stream_in_words
+from pretrain.training.setup import make_backbone
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 WORKER = str(Path(__file__).parent / "train_cases.py")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.optimizer_config import OptimizerConfig
-from pretrain.trains import TrainsPolicy, UnfreezingConfig
+from pretrain.settings.optimizer_config import OptimizerConfig
+from pretrain.settings.trains import TrainsPolicy, UnfreezingConfig
 from tests.pretrain.frozen_cases import LR, MOVES, UNFREEZING, inputs_of
 
 pytestmark = pytest.mark.ranks

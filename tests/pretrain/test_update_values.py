@@ -9,15 +9,15 @@ from data_pipeline.memory import MemorySplit
 from data_pipeline.packing.loader import first_place, training_batches
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
-from pretrain.flop import Work, training_flop
-from pretrain.latent_config import AdaVaeConfig, GlmVaeConfig, LstmVaeConfig, OptimusConfig
+from pretrain.models.flop import Work, training_flop
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.adavae import AdaVae
 from pretrain.objectives.glm_vae import GlmVae
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.lstm_vae import LstmVae
 from pretrain.objectives.optimus import Optimus
-from pretrain.update import Update, _sizes
+from pretrain.settings.latent_config import AdaVaeConfig, GlmVaeConfig, LstmVaeConfig, OptimusConfig
+from pretrain.training.update import Update, _sizes
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})
 SHAPE = BackboneShape(num_layers=3, hidden_size=24, num_heads=2)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.storage.shards import open_shards
-from pretrain.cli import parse_train
 from pretrain.models.shape import VOCABULARY_MULTIPLE, padded_vocabulary
 from pretrain.objectives.select import objectives_of
+from pretrain.settings.cli import parse_train
 
 ROOT = Path(__file__).parents[2]
 DEBUG = str(ROOT / "launch" / "recipes" / "debug.yaml")

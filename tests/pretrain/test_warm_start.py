@@ -9,13 +9,13 @@ import torch
 
 from data_pipeline.packing.loader import Position, training_batches
 from data_pipeline.storage.shards import open_shards
-from pretrain.cli import parse_train
 from pretrain.evaluate.likelihood import nats_per_target
-from pretrain.export import export
-from pretrain.exported import load
-from pretrain.generate import load_run
+from pretrain.filling.generate import load_run
+from pretrain.handing_over.export import export
+from pretrain.handing_over.exported import load
+from pretrain.handing_over.warm_start import check_source, open_source
 from pretrain.objectives.glm import GlmObjective
-from pretrain.warm_start import check_source, open_source
+from pretrain.settings.cli import parse_train
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 WORKER = str(Path(__file__).parent / "train_cases.py")

@@ -1,4 +1,4 @@
-"""pretrain/profiling.py and stragglers.py: traces of some steps, and ranks that are behind.
+"""profiling.py and stragglers.py: traces of some steps, and ranks that are behind.
 
 Two ranks in one process group train three runs: the second rank is slow, waits for data, neither;
 and a task of a sweep.
@@ -17,10 +17,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from pretrain.models.parameters import Linear
-from pretrain.run_folder import RunFolder
-from pretrain.status import read
-from pretrain.stragglers import ProductClock
-from pretrain.watch_config import ProfileConfig, StragglersConfig
+from pretrain.recording.run_folder import RunFolder
+from pretrain.recording.status import read
+from pretrain.settings.watch_config import ProfileConfig, StragglersConfig
+from pretrain.training.stragglers import ProductClock
 
 pytestmark = pytest.mark.ranks
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from torch import Tensor
 
-from pretrain import update
-from pretrain.cli import parse_train
+from pretrain.distributed.world import World, join_world, leave_world
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import LossTerm, ObjectiveModel
-from pretrain.run_log import log_to_stderr
-from pretrain.train import run_in
-from pretrain.world import World, join_world, leave_world
+from pretrain.recording.run_log import log_to_stderr
+from pretrain.settings.cli import parse_train
+from pretrain.training import update
+from pretrain.training.train import run_in
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pretrain import train
-from pretrain.cli import parse_train
+from pretrain.distributed.world import join_world, leave_world
 from pretrain.models.parameters import Linear
-from pretrain.run_log import log_to_stderr
-from pretrain.world import join_world, leave_world
+from pretrain.recording.run_log import log_to_stderr
+from pretrain.settings.cli import parse_train
+from pretrain.training import train
 
 
 @contextmanager

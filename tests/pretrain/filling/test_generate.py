@@ -9,8 +9,8 @@ import torch
 
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import single_documents
-from pretrain import generate
-from pretrain.generate import FillSettings, TrainedRun, fill
+from pretrain.filling import generate
+from pretrain.filling.generate import FillSettings, TrainedRun, fill
 
 GREEDY = FillSettings(max_tokens=8)
 

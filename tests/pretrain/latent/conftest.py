@@ -11,14 +11,21 @@ import torch
 from data_pipeline.preparing.prepare import PrepareSettings, prepare
 from data_pipeline.preparing.train_tokenizer import TokenizerSettings, train_tokenizer
 from data_pipeline.storage.shards import open_shards
-from pretrain.checkpoint_files import FORMAT, MANIFEST, WEIGHTS, Manifest, folder_name, measure
-from pretrain.cli import parse_train
+from pretrain.checkpoints.checkpoint_files import (
+    FORMAT,
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    folder_name,
+    measure,
+)
 from pretrain.models.backbone import Backbone, num_positions
 from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
-from pretrain.run_folder import RunFolder
-from pretrain.two_tokenizers import encoder_vocabulary
+from pretrain.recording.run_folder import RunFolder
+from pretrain.settings.cli import parse_train
+from pretrain.settings.two_tokenizers import encoder_vocabulary
 
 DEBUG = str(Path(__file__).parents[3] / "launch" / "recipes" / "debug.yaml")
 SMALL = "num_layers: 2, hidden_size: 32, num_heads: 2, dropout_prob: 0.0"

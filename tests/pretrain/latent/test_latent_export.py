@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import exported
-from pretrain.export import export
-from pretrain.generate import load_run
+from pretrain.filling.generate import load_run
+from pretrain.handing_over import exported
+from pretrain.handing_over.export import export
 from pretrain.latent.opened import open_latent
 
 

@@ -1,0 +1,97 @@
+"""A lost rank ends the others: each with one line that names it, and none later than the timeout.
+
+    with roll_called(world) as world, lost_ranks_named(world):
+        ...                      # collectives
+
+A collective that breaks raises here; one that only waits is ended from the thread that watches
+(roll_call.py), in the same words.
+"""
+
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch.distributed as dist
+
+from pretrain.distributed.roll_call import Loss, Member, Patience, RollCall
+from pretrain.distributed.roll_caller import Caller
+from pretrain.distributed.world import World
+from pretrain.recording.run_log import log_end
+from pretrain.settings.mistakes import AgreedError, LostRankError, say_alone
+
+logger = logging.getLogger(__name__)
+
+# What gloo says, as a plain RuntimeError, where a peer is gone; NCCL raises a DistError.
+_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Timed out")
+_ADVICE = "Its own log says why: logs/rank-{} in the run folder. Start again with --resume auto."
+
+
+@contextmanager
+def roll_called(world: World) -> Iterator[World]:
+    """`world` with a watch over its ranks; a collective at the beginning, none later.
+
+    A rank that leaves with an error of its own is lost to the others; one that leaves with all of
+    them, or at the end, is not.
+    """
+    if world.world_size == 1:
+        yield world
+        return
+    with lost_ranks_named(world):
+        roll = _roll(world)
+    try:
+        yield replace(world, roll=roll)
+    except AgreedError:
+        roll.close()
+        raise
+    roll.close()
+
+
+def _roll(world: World) -> RollCall:
+    hosts = world.gather(socket.gethostname())
+    patience, end = Patience.of(world.timeout_s), partial(_end, world)
+    caller = Caller(hosts, patience, end) if world.leads else None
+    port, word = world.broadcast((caller.port, caller.word) if caller else None)
+    if caller:
+        return caller
+    master = (os.environ["MASTER_ADDR"], port)
+    return Member(world.rank, master, word, patience, end, hosts[0])
+
+
+@contextmanager
+def lost_ranks_named(world: World) -> Iterator[None]:
+    """Inside, a collective that another rank's end has broken raises LostRankError, in one line."""
+    try:
+        yield
+    except LostRankError:
+        raise
+    except RuntimeError as error:
+        said = str(error)
+        if not isinstance(error, dist.DistError) and not any(sign in said for sign in _LOST):
+            raise
+        reason = re.sub(r"^\[[^]]*\]\s*", "", said.splitlines()[0]).split(". ")[0].rstrip(".")
+        raise LostRankError(_message(world.roll and world.roll.answered(), reason)) from error
+
+
+def _message(loss: Loss | None, reason: str | None = None) -> str:
+    found = f" ({reason})" if reason else ""
+    if loss is None:
+        return f"another rank ended or stopped answering{found}. {_ADVICE.format('N.log')}"
+    return f"{loss}{found}. {_ADVICE.format(f'{loss.rank}.log')}"
+
+
+def _end(world: World, loss: Loss) -> None:
+    """End this process, which waits for a lost rank and would wait until the timeout or longer."""
+    error = LostRankError(_message(loss))
+    for act in world.before_end:
+        act(error)
+    log_end(error)
+    say_alone(str(error))
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(1)
