@@ -18,9 +18,9 @@ declare -A variable=([partition]=SBATCH_PARTITION [account]=SBATCH_ACCOUNT [qos]
   [constraint]=SBATCH_CONSTRAINT [array]=SBATCH_ARRAY_INX)
 
 is_given() { # OPTION: on the command line or in the environment
-  local name=$1 letter=${short[$1]:--} given
+  local name=$1 letter=${short[$1]:-} given
   for given in "${options[@]}"; do
-    [[ "$given" == "--$name" || "$given" == "--$name="* || "$given" == "-$letter"* ]] && return
+    [[ "$given" == "--$name" || "$given" == "--$name="* || (-n "$letter" && "$given" == "-$letter"*) ]] && return
   done
   if [[ -n "${variable[$name]:-}" && -n "${!variable[$name]:-}" ]]; then
     return

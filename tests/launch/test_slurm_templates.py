@@ -60,6 +60,14 @@ def test_options_of_sbatch_stand_for_lines(sbatch: Path) -> None:
     assert submitted == [*options, template, "--seed", "two words", ""]
 
 
+def test_no_option_stands_for_another_line(sbatch: Path) -> None:
+    """--ntasks-per-node has no short form, and must not be taken for given with any long one."""
+    options = ["--partition=gpu", "--nodes=2", "--time=10"]
+    code, said, submitted = submit(sbatch, *options, str(TEMPLATES[0].with_name("pretrain.sbatch")))
+    assert (code, submitted) == (2, [])
+    assert re.findall(r"line \d+ +(--\S+)", said) == ["--ntasks-per-node"]
+
+
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda t: t.stem)
 def test_a_template_that_is_filled_in_is_submitted(sbatch: Path, template: Path, tmp_path: Path):
     filled = tmp_path / "mine.sbatch"
