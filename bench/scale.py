@@ -36,7 +36,8 @@ from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.transforms.blank import BlankConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, join_world
-from pretrain.models.backbone import Layer, decays
+from pretrain.models.backbone import decays
+from pretrain.models.layer import Layer
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.planning.gpus import GPUS

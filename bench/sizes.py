@@ -7,7 +7,8 @@ import torch
 
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
-from pretrain.models.backbone import Backbone, Layer, decays
+from pretrain.models.backbone import Backbone, decays
+from pretrain.models.layer import Layer
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.settings.deepspeed_settings import REPOSITORY, complete

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.models.adapters import Adapter
-from pretrain.models.backbone import Slots, normal_parameter
+from pretrain.models.backbone import normal_parameter
 from pretrain.models.latent_shape import LatentShape
+from pretrain.models.layer import Slots
 from pretrain.models.shape import BackboneShape
 
 # exp(logvar) stays finite in fp32, and so does its square in the variance of a batch.

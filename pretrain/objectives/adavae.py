@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
 from pretrain.models.adapters import Adapter
-from pretrain.models.backbone import Slots
 from pretrain.models.flop import Work, backbone_flop
 from pretrain.models.latent import Injected, LatentHead, Posterior, WideLinear
+from pretrain.models.layer import Slots
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.latent import backbone_nats, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel

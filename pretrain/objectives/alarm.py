@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pretrain.settings.latent_config import AlarmConfig, FreeBitsConfig
+from pretrain.settings.elbo_config import AlarmConfig, FreeBitsConfig
 
 
 class CollapseAlarm:

@@ -18,7 +18,7 @@ from torch import Tensor
 from pretrain.models.latent import Posterior
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.loss import LossTerm
-from pretrain.settings.latent_config import AlarmConfig, BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.elbo_config import AlarmConfig, BetaConfig, ElboConfig, FreeBitsConfig
 
 OPTIMISED = ("reconstruction_loss", "kl_loss")
 

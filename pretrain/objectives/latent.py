@@ -39,7 +39,7 @@ from pretrain.objectives.health import Health
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
 from pretrain.objectives.turns import Turns
-from pretrain.settings.latent_config import ElboConfig
+from pretrain.settings.elbo_config import ElboConfig
 
 
 class LatentSettings(Protocol):

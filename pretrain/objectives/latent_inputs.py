@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import hashing
-from pretrain.settings.latent_config import ElboConfig
+from pretrain.settings.elbo_config import ElboConfig
 
 NOISE_DRAWS = 8 << 32  # draw number of the first dimension; what is blanked takes those below
 

@@ -16,7 +16,7 @@ from pretrain.objectives.latent import LatentModel, LatentObjective
 from pretrain.objectives.loss import Objective
 from pretrain.objectives.lstm_vae import LstmVae
 from pretrain.objectives.optimus import Optimus
-from pretrain.settings.config import ObjectivesConfig
+from pretrain.settings.objectives_config import ObjectivesConfig
 
 
 def objectives_of(

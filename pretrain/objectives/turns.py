@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pretrain.settings.latent_config import AggressiveConfig
+from pretrain.settings.elbo_config import AggressiveConfig
 from pretrain.settings.trains import SIDES, Side
 
 READS: tuple[Side, ...] = ("encoder", "head")

@@ -5,14 +5,13 @@ from others (accumulation, vocabulary, number of positions) is computed where it
 at start.
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from data_pipeline.transforms.blank import BlankConfig
 from pretrain.models.shape import BackboneShape
 from pretrain.settings.data_config import DataConfig
-from pretrain.settings.latent_config import AdaVaeConfig, GlmVaeConfig, LstmVaeConfig, OptimusConfig
+from pretrain.settings.numerics_config import MemoryConfig, NumericsConfig
+from pretrain.settings.objectives_config import ObjectivesConfig
 from pretrain.settings.optimizer_config import OptimizerConfig, ScheduleConfig, SpikesConfig
 from pretrain.settings.trains import Trains, UnfreezingConfig
 from pretrain.settings.watch_config import ProfileConfig, StragglersConfig
@@ -46,62 +45,6 @@ class BatchConfig:
                 f"{world_size}, got {self.global_rows}. The nearest sizes are {nearest}."
             )
         return self.global_rows // unit
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlmConfig:
-    """Autoregressive blank infilling (GLM, Du et al. 2022)."""
-
-    weight: float = 1.0
-    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
-    blanks: BlankConfig = field(default_factory=BlankConfig)
-    """How text is blanked out."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight < float("inf"):
-            raise ValueError(f"objectives.glm.weight must be finite, 0 or more, got {self.weight}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalConfig:
-    """A plain causal language model, the baseline of those with a latent vector."""
-
-    weight: float = 0.0
-    """Factor of this objective's loss in the sum over objectives; 0 leaves the objective out."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight < float("inf"):
-            raise ValueError(
-                f"objectives.causal.weight must be finite, 0 or more, got {self.weight}."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectivesConfig:
-    """The objectives of a run; every rank takes part in each of them in every step."""
-
-    glm: GlmConfig = field(default_factory=GlmConfig)
-    """Blank infilling."""
-    glm_vae: GlmVaeConfig = field(default_factory=GlmVaeConfig)
-    """Blank infilling beside a latent vector of the text."""
-    optimus: OptimusConfig = field(default_factory=OptimusConfig)
-    """Texts written from a latent vector that an encoder of its own reads."""
-    adavae: AdaVaeConfig = field(default_factory=AdaVaeConfig)
-    """Texts written by the backbone from a latent vector that it has read itself."""
-    causal: CausalConfig = field(default_factory=CausalConfig)
-    """Texts written from left to right without a latent vector (GPT-2)."""
-    lstm_vae: LstmVaeConfig = field(default_factory=LstmVaeConfig)
-    """Texts written by an LSTM from a latent vector that another one has read."""
-
-    def __post_init__(self) -> None:
-        if not self.chosen:
-            named = ", ".join(f"objectives.{name}.weight" for name in vars(self))
-            raise ValueError(f"a run needs an objective: set one of {named} above 0.")
-
-    @property
-    def chosen(self) -> list[str]:
-        """The names of those that the run learns, in the order in which a step takes them."""
-        return [name for name, objective in vars(self).items() if objective.weight > 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,40 +96,6 @@ class CheckpointConfig:
                 )
         if self.keep_last < 1:
             raise ValueError(f"checkpoints.keep_last must be at least 1, got {self.keep_last}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumericsConfig:
-    """Choices of arithmetic besides `precision`; all are printed at start."""
-
-    reduction_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Type in which gradients are added up over micro-batches and ranks."""
-    tf32: bool = False
-    """Whether CUDA may round the inputs of fp32 matrix products to TF32 (10 bits of mantissa)."""
-    deterministic: bool = False
-    """Whether only kernels run that give the same bits every time; an op without is an error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
-    """What is traded for memory or speed without changing the result."""
-
-    activation_checkpointing: str = "none"
-    """none, or every_K: groups of K layers keep only their input and are run again in backward."""
-    compile: Literal["none", "layers"] = "none"
-    """layers: torch.compile of every layer by itself (needs a C++ compiler on CPUs)."""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"none|every_[1-9]\d*", self.activation_checkpointing):
-            raise ValueError(
-                "memory.activation_checkpointing must be none or every_K with K from 1 (every_1, "
-                f"every_2, ...), got {self.activation_checkpointing}."
-            )
-
-    @property
-    def layers_per_checkpoint(self) -> int:
-        """K, or 0 where nothing is recomputed."""
-        return int(self.activation_checkpointing.partition("_")[2] or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

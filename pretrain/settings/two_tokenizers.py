@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from data_pipeline.storage.manifest import EncoderEntry
 from data_pipeline.storage.shards import Shards
 from data_pipeline.tokenizing.special import Vocabulary
-from pretrain.settings.config import Config, ObjectivesConfig
+from pretrain.settings.config import Config
+from pretrain.settings.objectives_config import ObjectivesConfig
 
 
 def reads_two(objectives: ObjectivesConfig) -> bool:

@@ -6,8 +6,8 @@ import shutil
 import torch
 from torch import nn
 
-from pretrain.models.backbone import Layer
-from pretrain.settings.config import MemoryConfig, NumericsConfig
+from pretrain.models.layer import Layer
+from pretrain.settings.numerics_config import MemoryConfig, NumericsConfig
 
 
 def set_numerics(numerics: NumericsConfig) -> None:

@@ -22,7 +22,8 @@ from pretrain.checkpoints import checkpoint, checkpoint_files, resume
 from pretrain.distributed import network
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
-from pretrain.models.backbone import Backbone, Layer, decays, num_positions
+from pretrain.models.backbone import Backbone, decays, num_positions
+from pretrain.models.layer import Layer
 from pretrain.models.shape import padded_vocabulary
 from pretrain.objectives.loss import Objective, ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of

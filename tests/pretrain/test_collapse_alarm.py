@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from pretrain.objectives.alarm import CollapseAlarm
-from pretrain.settings.latent_config import AlarmConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.elbo_config import AlarmConfig, ElboConfig, FreeBitsConfig
 
 
 def scalars(units: float, nats: float = 1.0) -> dict[str, float]:

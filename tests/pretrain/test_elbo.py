@@ -10,7 +10,7 @@ import torch
 
 from pretrain.models.latent import Posterior
 from pretrain.objectives.elbo import TextLosses, beta, by_text, elbo_terms, free_kl
-from pretrain.settings.latent_config import BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.elbo_config import BetaConfig, ElboConfig, FreeBitsConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vae"
 SCHEDULES = dict(np.load(GOLDEN / "beta_schedules.npz"))

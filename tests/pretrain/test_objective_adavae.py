@@ -20,7 +20,8 @@ from pretrain.objectives.adavae import AdaVae, AdaVaePart
 from pretrain.objectives.elbo import beta
 from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
-from pretrain.settings.latent_config import AdaVaeConfig, BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.elbo_config import BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.latent_config import AdaVaeConfig
 from pretrain.settings.trains import TrainsPolicy, UnfreezingConfig, in_words
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vae"

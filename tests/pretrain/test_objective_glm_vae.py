@@ -21,7 +21,8 @@ from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.latent_inputs import NOISE_DRAWS
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import parts_of
-from pretrain.settings.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, GlmVaeConfig
+from pretrain.settings.elbo_config import BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.latent_config import GlmVaeConfig
 
 SPECIAL = SpecialIds(**{name: number for number, name in enumerate(SPECIALS)})
 SHAPE = BackboneShape(

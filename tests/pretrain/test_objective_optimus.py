@@ -24,7 +24,8 @@ from pretrain.objectives.latent import LatentObjective, sources_visibility
 from pretrain.objectives.latent_inputs import latent_inputs
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.optimus import Optimus, OptimusPart
-from pretrain.settings.latent_config import BetaConfig, ElboConfig, FreeBitsConfig, OptimusConfig
+from pretrain.settings.elbo_config import BetaConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.latent_config import OptimusConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vae"
 PAD = 50

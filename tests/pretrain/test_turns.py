@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pretrain.objectives.turns import READS, WRITES, Turns
-from pretrain.settings.latent_config import AggressiveConfig
+from pretrain.settings.elbo_config import AggressiveConfig
 from pretrain.settings.trains import SIDES
 
 
