@@ -74,6 +74,8 @@ class Caller(RollCall):
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: socket.socket) -> None:
+        if connection not in self._of:  # replaced by a new one in this very round
+            return
         try:
             data = connection.recv(LINE_BYTES)
         except BlockingIOError:
@@ -93,7 +95,8 @@ class Caller(RollCall):
                     return
             self._members[rank].heard_at = time.monotonic()
             self._members[rank].has_left |= line == b"bye"
-        self._of[connection] = (rank, rest)
+        if connection in self._of:  # it may have broken as it was greeted
+            self._of[connection] = (rank, rest)
 
     def _introduced(self, connection: socket.socket, line: bytes) -> int | None:
         word, _, rank = line.decode("utf-8", "replace").partition(" ")
@@ -105,6 +108,7 @@ class Caller(RollCall):
         if member.connection is not None:
             self._drop(member.connection)
         member.connection, member.closed_at, member.has_joined = connection, None, True
+        self._of[connection] = (int(rank), b"")
         self._send(connection, _as_line(self.loss) if self.loss else b".\n")
         return int(rank)
 

@@ -1,5 +1,6 @@
 """roll_call.py: who is lost is named to all, and nothing else is taken for a loss."""
 
+import select
 import socket
 import threading
 import time
@@ -143,6 +144,38 @@ def test_a_connection_that_is_made_again_means_nothing(ranks: Ranks) -> None:
         _until(lambda: ranks.caller._members[2].connection is None)
         _until(lambda: ranks.caller._members[2].connection is not None)
     assert ranks.losses(wait_s=0) == [None] * 3
+
+
+def test_a_connection_that_breaks_while_it_is_read_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the watch of rank 0 all others would take it for lost, and end."""
+    monkeypatch.setattr(Caller, "_start", lambda self, work, name: None)
+    caller = Caller(HOSTS, QUICK, Ended(), host="127.0.0.1")
+
+    def connected() -> tuple[socket.socket, socket.socket]:
+        member = socket.create_connection(("127.0.0.1", caller.port), timeout=20)
+        member.sendall(f"{caller.word} 1\n".encode())
+        known = set(caller._of)
+        _until(lambda: caller._accept() or bool(set(caller._of) - known))
+        (theirs,) = set(caller._of) - known
+        assert select.select([theirs], [], [], 20)[0]
+        return member, theirs
+
+    first, theirs = connected()
+    caller._read(theirs)
+    second, newer = connected()
+    caller._read(newer)  # takes the place of the first, which was ready in the same round
+    caller._read(theirs)
+    assert list(caller._of) == [newer]
+    third, newest = connected()
+    with monkeypatch.context() as breaks:
+        breaks.setattr(caller, "_send", lambda connection, line: caller._drop(connection))
+        caller._read(newest)  # reset as it is greeted
+    assert caller._members[1].closed_at is not None
+    caller._tell(b".\n")
+    for end in (first, second, third, caller._listener):
+        end.close()
 
 
 def test_who_leaves_in_order_is_not_lost(ranks: Ranks) -> None:
