@@ -20,9 +20,14 @@ rank_of_openmpi() { # what the trainer reads, from what mpirun sets
   export MASTER_ADDR MASTER_PORT
 }
 
-port_of_mpirun() { # the same for all ranks: Open MPI numbers each mpirun by a hash of its host and process
-  local number=${OMPI_MCA_ess_base_jobid:-${PMIX_NAMESPACE:-0}}
-  echo $((30000 + number / 65536 % 2700))
+port_of_mpirun() { # the same for all ranks: of Open MPI 4 a hash of mpirun's host and process, of 5 words with both
+  local named=${OMPI_MCA_ess_base_jobid:-${PMIX_NAMESPACE:-0}} number
+  if [[ "$named" =~ ^[0-9]+$ ]]; then
+    number=$((named / 65536))
+  else
+    read -r number _ < <(cksum <<<"$named")
+  fi
+  echo $((30000 + number % 2700))
 }
 
 refuse_without_address() { # rank 0 says it; the others wait, since mpirun ends all when one ends

@@ -174,6 +174,17 @@ def test_a_rank_of_mpirun_is_one_of_the_trainer(rank_environment) -> None:
     assert told["MASTER_PORT"] == rank_environment(**of_openmpi(0, 2, 0, 2))["MASTER_PORT"]
 
 
+def test_mpirun_of_open_mpi_5_has_a_name_for_a_number(rank_environment) -> None:
+    def port(name: str, rank: int) -> int:
+        told = of_openmpi(rank, 2, rank, 2) | {"PMIX_NAMESPACE": name}
+        del told["OMPI_MCA_ess_base_jobid"]
+        return int(rank_environment(**told)["MASTER_PORT"])
+
+    one, other = "prterun-node7-4711@1", "prterun-node7-4712@1"
+    assert port(one, 0) == port(one, 1) != port(other, 0)
+    assert 30000 <= port(one, 0) < 32700
+
+
 def test_ranks_on_several_hosts_need_the_address_of_rank_0(rank_environment) -> None:
     said = rank_environment(2, **of_openmpi(0, 4, 0, 2))["said"]
     assert said.count("\n") == 1 and "mpirun -x MASTER_ADDR=" in said
