@@ -43,9 +43,22 @@ def what_is_missing() -> str | None:
     if os.geteuid():
         return "network namespaces need root"
     probe = f"palprobe{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
-        return "no network namespace can be made here (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
-    _run("ip", "netns", "del", probe)
+    steps = (
+        ("ip", "netns", "add", probe),
+        ("ip", "-n", probe, "link", "add", "eth0", "type", "veth", "peer", "name", "eth1"),
+        ("ip", "netns", "exec", probe, "unshare", "--uts", "bash", "-c",
+         "hostname host0 && mount --bind /tmp /dev/shm"),
+    )  # fmt: skip
+    try:
+        for step in steps:
+            done = subprocess.run(step, capture_output=True, text=True, check=False)
+            if done.returncode:
+                return (
+                    "no network namespace with a cable can be made here (CAP_SYS_ADMIN, "
+                    f"CAP_NET_ADMIN, veth): {' '.join(step)}: {done.stderr.strip()}"
+                )
+    finally:
+        subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False)
     return None
 
 
