@@ -104,7 +104,7 @@ def _chosen_z(posterior: Posterior, asked: Any) -> Tensor:
     if asked.z == "mu":
         return posterior.mu
     size = posterior.mu.shape[1]
-    streams = generators_of(asked.seed, range(len(posterior.mu)))
+    streams = generators_of(asked.seed, range(len(posterior.mu)), "vectors")
     return posterior.sample(torch.stack([torch.randn(size, generator=g) for g in streams]))
 
 

@@ -6,6 +6,7 @@ between(mu[0], mu[1], 5)                               # (5, Z), its ends are th
 analogy(a, b, c)                                       # z_B - z_A + z_C
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from pretrain.latent.writing import (
     write,
 )
 from pretrain.models.latent import Posterior
+
+logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -54,6 +57,13 @@ def decoded(run: LatentRun, z_NZ: Tensor, settings: WriteSettings) -> list[Writt
         run.objective.injected(run.model, z_NZ[:, None].to(run.device))
     backbone = run.model.backbone
     longest = min(settings.max_tokens, run.source_tokens - 2)
+    if longest < settings.max_tokens:
+        logger.info(
+            "latent: texts are written up to %d tokens instead of --max_tokens %d: the model has "
+            "learned no longer ones",
+            longest,
+            settings.max_tokens,
+        )
     sheet = blank_sheet(run.whole_transform(), max_tokens=longest)
     check_length(longest, sheet, backbone)
     vocabulary = Vocabulary.of(run.tokenizer, backbone.vocab_size)
@@ -69,8 +79,8 @@ def decoded(run: LatentRun, z_NZ: Tensor, settings: WriteSettings) -> list[Writt
 
 def prior_draws(num: int, size: int, seed: int) -> Tensor:
     """z ~ N(0, I): (num, Z); the first ones do not depend on `num`."""
-    draws = [torch.randn(size, generator=g) for g in generators_of(seed, range(num))]
-    return torch.stack(draws)
+    streams = generators_of(seed, range(num), "vectors")
+    return torch.stack([torch.randn(size, generator=stream) for stream in streams])
 
 
 def between(first_Z: Tensor, last_Z: Tensor, steps: int) -> Tensor:

@@ -6,6 +6,7 @@
 What cannot be used is a ValueError that says which text it is.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +85,8 @@ def read_lines(path: Path, source: str) -> tuple[list[str], list[int]]:
     source: the flag that named the file. Raises ValueError where it cannot be read or is empty.
     """
     try:
-        lines = path.read_bytes().decode().removeprefix("\ufeff").splitlines()
+        # Where `prepare` ends lines; splitlines() would end them at U+2028 and its like, too.
+        lines = re.split("\r\n|[\r\n]", path.read_bytes().decode().removeprefix("\ufeff"))
     except OSError as error:
         raise ValueError(
             f"{source} {path} cannot be read: {error.strerror}. Name a file of texts, one a line."

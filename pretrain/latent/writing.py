@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data_pipeline.hashing import mix_ints
 from data_pipeline.memory import MemorySplit
 from data_pipeline.protocols import Transform
 from data_pipeline.tokenizing.tokenizer import Tokenizer
@@ -62,6 +63,8 @@ class WriteSettings:
                 "temperature, top_k and top_p have no effect with --strategy greedy. Add "
                 "--strategy sample."
             )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
         self.choice()
 
     def choice(self) -> FillSettings:
@@ -253,9 +256,17 @@ def write(
     return texts
 
 
-def generators_of(seed: int, numbers: Sequence[int]) -> list[torch.Generator]:
-    """A stream of draws for each text, by its number."""
-    return [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers]
+def generators_of(
+    seed: int, numbers: Sequence[int], draws: Literal["tokens", "vectors"] = "tokens"
+) -> list[torch.Generator]:
+    """A stream of draws for each text, by its number.
+
+    draws: what for; words must not be drawn with the numbers that their z was drawn with.
+    """
+    purpose = ("tokens", "vectors").index(draws)
+    return [
+        torch.Generator().manual_seed(mix_ints(seed, purpose, number) >> 1) for number in numbers
+    ]
 
 
 def check_length(max_tokens: int, sheet: Sheet, backbone: Backbone) -> None:

@@ -27,6 +27,14 @@ def test_vectors_go_out_and_come_back_as_texts(run_of, tmp_path, capsys):
     assert (between[0]["t"], between[-1]["t"], len(between)) == (0.0, 1.0, 8)
 
 
+def test_a_line_ends_where_prepare_ends_it(run_of, tmp_path, capsys):
+    """Not at the other marks that Unicode calls line ends."""
+    path = tmp_path / "lines.txt"
+    path.write_bytes("the river\u2028sees.\r\n\rtwo\x0c stones.\n".encode())
+    found = answer(capsys, "encode", str(run_of("optimus")), "--input", str(path))
+    assert [row["text"] for row in found["texts"]] == ["the river\u2028sees.", "two\x0c stones."]
+
+
 def test_a_draw_of_the_posterior_instead_of_its_mean(run_of, capsys):
     argv = ["encode", str(run_of("optimus")), "--text", FIRST, "--z", "sampled"]
     (row,) = answer(capsys, *argv)["texts"]
@@ -97,6 +105,7 @@ def test_mistakes_are_one_line_each(run_of, texts, capsys):
         (["decode", optimus, "--vectors", str(texts / "z.json")], "must have 6 numbers each"),
         (["decode", optimus, "--vectors", str(texts / texts_file)], "cannot be read as JSON"),
         (["sample", optimus, "--num", "0"], "--num must be at least 1"),
+        (["sample", optimus, "--seed", str(2**63)], "seed must lie in 0..2^63 - 1"),
         (["sample", optimus, "--top_p", "0.5"], "no effect with --strategy greedy"),
         (["sample", optimus, "--strategy", "sample", "--top_p", "2"], "top_p must lie in (0, 1]"),
         (["sample", str(run_of("lstm_vae"))], "an LSTM VAE has no backbone"),

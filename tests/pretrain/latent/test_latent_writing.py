@@ -129,6 +129,25 @@ def test_draws_of_the_prior_do_not_depend_on_their_number():
     assert many.var() == pytest.approx(1.0, abs=0.1)
 
 
+def test_words_are_not_drawn_with_the_numbers_of_their_vector():
+    """Any seed that a recipe may have; both streams are repeatable."""
+    for seed in (0, 5, 2**63 - 1):
+        vectors_N6 = prior_draws(3, 6, seed)
+        assert torch.equal(vectors_N6, prior_draws(3, 6, seed))
+        of_words = torch.stack([torch.randn(6, generator=g) for g in generators_of(seed, range(3))])
+        assert not torch.isclose(vectors_N6, of_words).any()
+
+
+def test_shorter_texts_than_asked_for_are_said(run, caplog):
+    with caplog.at_level("INFO"):
+        (one,) = decoded(run, torch.zeros(1, 6), WriteSettings(max_tokens=100))
+    assert len(one.ids) <= run.source_tokens - 2 == 62
+    assert "up to 62 tokens instead of --max_tokens 100" in caplog.text
+    caplog.clear()
+    decoded(run, torch.zeros(1, 6), WriteSettings(max_tokens=5))
+    assert "instead of" not in caplog.text
+
+
 def test_vectors_are_read_back():
     rows = [[1.0, 2.0], [3.0, 4.0]]
     assert vectors(rows, "F").tolist() == rows
