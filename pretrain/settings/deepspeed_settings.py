@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 logger = logging.getLogger(__name__)
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 Precision = Literal["fp32", "bf16"]
 _CHECKED = {"check_grad_overflow": True}  # a gradient that is not finite is never applied
