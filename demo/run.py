@@ -167,7 +167,8 @@ def train(demo: Demo) -> None:
     if code or demo.trained_steps < demo.steps:
         raise ValueError(
             f"training ended with exit code {code} at step {demo.trained_steps} of {demo.steps}; "
-            f"all it said is in {demo.folder / 'training.log'}. `{demo.command}` goes on from there."
+            f"all it said is in {demo.folder / 'training.log'}. "
+            f"`{demo.command}` goes on from there."
         )
 
 
