@@ -50,6 +50,7 @@ address_of_first_node() { # NODELIST: rank 0 runs on its first node, whose name 
   fi
   read -r node < <(scontrol show hostnames "$1")
   said=$(scontrol show node "$node")
+  [[ "$said" == *NodeAddr=* ]] || return 1
   said=${said#*NodeAddr=}
   echo "${said%%[[:space:]]*}"
 }
@@ -208,8 +209,10 @@ give_up() { # EXIT_CODE WHY: never returns
 
 srun_ranks() { # SCRIPT ARGS...: gives the exit code of the ranks; a signal to this shell asks them to save
   local rc=0 again=0 more=() flags=(--input=none --kill-on-bad-exit=0 --wait=60)
-  MASTER_ADDR=$(address_of_first_node "$SLURM_JOB_NODELIST")
-  MASTER_PORT=$(free_port_from "$(port_of_step 0)")
+  if ! MASTER_ADDR=$(address_of_first_node "$SLURM_JOB_NODELIST") || ! MASTER_PORT=$(free_port_from "$(port_of_step 0)"); then
+    say "SLURM does not tell the address of the first node, or no port is free there: no rank is started"
+    return 1
+  fi
   export MASTER_ADDR MASTER_PORT RENDEZVOUS_OF=$SLURM_JOB_ID
   if [[ -n "${SLURM_CPUS_PER_TASK:-}" ]]; then # sbatch has it, and srun no longer takes it from there
     flags+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")

@@ -33,7 +33,9 @@ exit ${SRUN_RC:-0}
     "scontrol": """#!/bin/bash
 case "$1 $2" in
   "show hostnames") printf "node7\\nnode8\\n" ;;
-  "show node") echo "NodeName=$3 Arch=x NodeAddr=10.0.0.7 NodeHostName=x" ;;
+  "show node")
+    [[ -z "${NODE_UNKNOWN:-}" ]] || exit 1
+    echo "NodeName=$3 Arch=x NodeAddr=10.0.0.7 NodeHostName=x" ;;
   "show job")
     printf "JobId=1 ${THROTTLE:-} JobName=x\\n   Command=$COMMAND --config x\\n   WorkDir=/\\n" ;;
   "requeue "*) echo "$2" >> "$HERE/requeue"; ${REQUEUES:-kill $PPID} ;;
@@ -239,6 +241,13 @@ def test_a_saved_run_is_requeued_and_goes_on(cluster: Cluster) -> None:
     # Nothing was saved before a node was lost: it begins as it was told.
     lost = cluster.start(*begun, SLURM_RESTART_COUNT="1")
     assert lost.arguments == ["--steps", "9", *begun]
+
+
+def test_without_an_address_no_rank_is_started_and_it_is_tried_again(cluster: Cluster) -> None:
+    """An empty address would end the ranks with 2, as a mistake of the user."""
+    ended = cluster.start(NODE_UNKNOWN="yes")
+    assert (ended.lines("srun"), ended.lines("requeue")) == ([], ["77"])
+    assert "does not tell the address of the first node" in ended.said
 
 
 def test_asked_to_save_it_asks_the_ranks_and_is_requeued(cluster: Cluster) -> None:
