@@ -54,8 +54,8 @@ def page(
     """
     values = {**report, "ceiling": f"{report['mi_ceiling_nats']:.2f}"}
     lines = [
-        f"Held-out sentences: {report['num_texts']}, {report['num_tokens']:g} tokens with their "
-        "ends. z is 32 numbers.".replace("32", f"{report['latent_size']}"),
+        f"Held-out sentences: {report['num_texts']}, {report['num_tokens']:.0f} tokens with their "
+        f"ends. z is {report['latent_size']} numbers.",
     ]
     for label, name, unit in _ROWS:
         goal = f"  goal: {goals[name]:g} or more" if name in goals else ""

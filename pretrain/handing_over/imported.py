@@ -7,7 +7,8 @@ rows beyond stay as they were drawn. Ids must mean the same words to the model a
 many of them, and where the folder holds a tokenizer, the same.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -18,17 +19,21 @@ from torch import Tensor
 from data_pipeline.storage.shards import Shards
 from data_pipeline.tokenizing.tokenizer import Tokenizer, open_tokenizer
 from pretrain.handing_over.convert_transformers import Imported, read_folder
+from pretrain.models.latent_shape import Pooling
 from pretrain.models.shape import BackboneShape
 from pretrain.settings.config import Config
 from pretrain.settings.two_tokenizers import reads_two
+
+logger = logging.getLogger(__name__)
 
 TABLES = ("embedding.token_table", "embedding.position_table")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
 _PROBE = "The 3 Bridges' café, re-opened!"  # capitals, accents, marks: what normalisers differ in
 # Of a shape, what may differ: it changes no weight that is read, or only the rows of a table.
+_ADDED = ("lora_", "prefix_")  # begin as they are drawn
 _FREE = (
     *("dropout_prob", "attention_dropout_prob", "init_std", "max_positions"),
-    *("lora_rank", "prefix_slots"),  # begin as they are drawn
+    *("lora_rank", "prefix_slots"),
 )
 
 
@@ -72,7 +77,9 @@ def imported_weights(
     ValueError for a folder that cannot be read, or whose model or tokenizer is another one.
     """
     weights: dict[str, Tensor] = {}
-    for one in _imports(config):
+    imports = _imports(config)
+    _check_beginnings(imports)
+    for one in imports:
         imported = read_folder(Path(one.folder))
         where = f"{one.setting} {one.folder}"
         _check(where, imported, one.kind, one.shape)
@@ -80,11 +87,34 @@ def imported_weights(
         tokenizer = shards.encoder_tokenizer() if of_encoder else shards.tokenizer()
         _check_vocabulary(where, Path(one.folder), imported.vocab_size, tokenizer)
         weights |= {f"{one.prefix}.{name}": tensor for name, tensor in imported.weights.items()}
-        if one.kind == "bert" and config.objectives.optimus.latent.pooling == "cls":
-            dense = "parts.optimus.head.pooler.dense"
-            weights |= {f"{dense}.{name}": t for name, t in imported.pooler.items()}
+        if one.kind == "bert":
+            weights |= _pooler(where, imported, config.objectives.optimus.latent.pooling)
         _check_sizes(where, weights, needed)
+        _check_complete(where, one.prefix, weights, needed)
     return weights
+
+
+def _pooler(where: str, imported: Imported, pooling: Pooling) -> dict[str, Tensor]:
+    """BERT's pooler where the recipe has one of its kind; said where only one of them has."""
+    if pooling != "cls":
+        if imported.pooler:
+            logger.info("%s: its pooler is of no use with latent.pooling: %s", where, pooling)
+        return {}
+    if not imported.pooler:
+        logger.info("%s: holds no pooler, the run's begins as it is drawn", where)
+    return {f"parts.optimus.head.pooler.dense.{name}": t for name, t in imported.pooler.items()}
+
+
+def _check_beginnings(imports: Sequence[_Import]) -> None:
+    """Raise ValueError where two folders are to begin the same weights."""
+    settings: dict[str, str] = {}
+    for one in imports:
+        if one.prefix in settings:
+            raise ValueError(
+                f"{settings[one.prefix]} and {one.setting} both say what the backbone begins with. "
+                "Leave out one of them."
+            )
+        settings[one.prefix] = one.setting
 
 
 def _check(where: str, imported: Imported, kind: str, shape: BackboneShape) -> None:
@@ -120,6 +150,23 @@ def _check_vocabulary(where: str, folder: Path, num_ids: int, tokenizer: Tokeniz
         f"{where}: its tokenizer is not that of the shards: {found}. Prepare the shards with the "
         "tokenizer in that folder."
     )
+
+
+def _check_complete(
+    where: str, prefix: str, weights: Mapping[str, Tensor], needed: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise ValueError where the folder lacks a weight of the model that it says it holds."""
+    of_model = [name for name in needed if name.startswith(f"{prefix}.")]
+    missing = [
+        name
+        for name in of_model
+        if name not in weights and not name.rpartition(".")[2].startswith(_ADDED)
+    ]
+    if missing:
+        raise ValueError(
+            f"{where}: lacks {len(missing)} of the model's weights, the first is {missing[0]}. Is "
+            "one of its model*.safetensors files missing?"
+        )
 
 
 def _check_sizes(

@@ -78,6 +78,10 @@ def test_a_goal_is_missed_below_it_and_where_it_is_no_number(name: str) -> None:
 def test_the_page_shows_goals_and_texts() -> None:
     shown = page(report(), "runs/demo_vae", GOALS, is_judged=True)
     assert "of at most 7.60  goal: 2 or more" in shown
+    other = report(latent_size=8, num_texts=3200, num_tokens=1_320_032.0)
+    first, *_ = page(other, "runs/demo_vae", GOALS, is_judged=True).splitlines()
+    expected = "Held-out sentences: 3200, 1320032 tokens with their ends. z is 8 numbers."
+    assert first == expected
     assert "written:  We went." in shown
     assert "shorter" not in shown
     assert "shorter" in page(report(), "runs/demo_vae", GOALS, is_judged=False)

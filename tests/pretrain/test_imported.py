@@ -1,10 +1,12 @@
 """A run of Optimus begins with BERT and GPT-2 as transformers has saved them."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from pretrain.checkpoints.weights import shapes_of
@@ -85,6 +87,49 @@ def test_another_shape_is_named(folders: tuple[Path, Path]) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             imported_weights(config, needed_by(config), SHARDS)
+
+
+def test_a_folder_that_lacks_weights_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """As one of which a file of two was not copied: nothing begins as drawn unsaid."""
+    for number, (folder, dropped, named) in enumerate(
+        (
+            (folders[0], "encoder.layer.1.output.dense.bias", "layers.1.mlp.down.bias"),
+            (folders[1], "h.0.ln_2.weight", "backbone.layers.0.mlp_norm.weight"),
+        )
+    ):
+        half = tmp_path / folder.name
+        shutil.copytree(folder, half)
+        path = half / "model.safetensors"
+        weights = safetensors.torch.load_file(path)
+        del weights[dropped]
+        safetensors.torch.save_file(weights, path)
+        bert, gpt2 = (half if n == number else f for n, f in enumerate(folders))
+        config = config_of(bert, gpt2)
+        with pytest.raises(ValueError, match=rf"lacks 1 of the model's weights.*{named}"):
+            imported_weights(config, needed_by(config), SHARDS)
+
+
+def test_a_missing_pooler_is_said(
+    folders: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bert = tmp_path / "bert"
+    shutil.copytree(folders[0], bert)
+    weights = safetensors.torch.load_file(bert / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if not name.startswith("pooler.")}
+    safetensors.torch.save_file(kept, bert / "model.safetensors")
+    config = config_of(bert, folders[1])
+    with caplog.at_level("INFO"):
+        read = imported_weights(config, needed_by(config), SHARDS)
+    assert "holds no pooler" in caplog.text
+    assert not any(".pooler." in name for name in read)
+
+
+def test_a_backbone_begins_once(folders: tuple[Path, Path]) -> None:
+    _, gpt2 = folders
+    adavae = ("--objectives.adavae.weight=1", "--objectives.adavae.encoder_layers=1")
+    config = config_of(*folders, *adavae, f"--objectives.adavae.backbone_from={gpt2}")
+    with pytest.raises(ValueError, match=r"optimus.decoder_from and .*adavae.backbone_from both"):
+        imported_weights(config, needed_by(config), SHARDS)
 
 
 def test_without_the_objective_nothing_is_read(folders: tuple[Path, Path]) -> None:
