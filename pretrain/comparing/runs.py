@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pretrain.recording.status import STATUS_FILE, Status, read, state_of
-from pretrain.settings.dotted import flat
+from pretrain.settings.dotted import flat, shown
 
 LOSS = "loss/total_nats"
 HELD_OUT = "validation/total_nats"
@@ -145,7 +145,7 @@ def _read_settings(run: Run) -> None:
     if not isinstance(said, dict):
         run.gaps.append("config.yaml holds no settings")
         return
-    run.settings = flat(said)
+    run.settings = shown(flat(said))
 
 
 def _read_curves(run: Run, tags: set[str]) -> None:

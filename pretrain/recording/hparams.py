@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrain.settings.config import Config
 from pretrain.settings.data_config import DataConfig
-from pretrain.settings.dotted import flat
+from pretrain.settings.dotted import flat, shown
 
 # They say where a run lies and on what, not what it learns.
 PLACES = (
@@ -27,7 +27,7 @@ def shown_settings(config: Config, swept: Iterable[str] = ()) -> dict[str, float
         usual = flat(asdict(Config(name="usual", steps=1, data=DataConfig(shards="usual"))))
         differing = [key for key in leaves if leaves[key] != usual.get(key)]
         keys = [key for key in differing if key not in PLACES]
-    return {key: _shown(leaves[key]) for key in keys}
+    return {key: _shown(shown(leaves[key])) for key in keys}
 
 
 def _shown(value: Any) -> float | str:

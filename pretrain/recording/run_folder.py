@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 from pretrain.settings.cli import config_from_yaml, config_to_yaml, flat
 from pretrain.settings.config import Config
+from pretrain.settings.dotted import shown
 from pretrain.settings.sweep_file import Task
 
 
@@ -139,7 +140,7 @@ class RunFolder:
         except ValueError as problem:
             return [f"all that {problem}"]
         return [
-            f"{key}: {old.get(key)} -> {new.get(key)}"
+            f"{key}: {shown(old.get(key))} -> {shown(new.get(key))}"
             for key in sorted(old | new)
             if old.get(key) != new.get(key)
         ]

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from data_pipeline.reading.file_kinds import without_credentials
+
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves of nested mappings by their dotted names."""
@@ -14,6 +16,15 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
+
+
+def shown(value: Any) -> Any:
+    """A setting as logs, tables and curves may show it: URLs in it have lost their secrets."""
+    if isinstance(value, Mapping):
+        return {key: shown(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(shown(inner) for inner in value)
+    return without_credentials(value) if isinstance(value, str) and "://" in value else value
 
 
 def short(keys: Iterable[str]) -> dict[str, str]:

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.comparing.runs import read_run
+from pretrain.recording.hparams import shown_settings
 from pretrain.recording.run_folder import RunFolder
 from pretrain.settings.cli import parse_train
+from pretrain.settings.data_config import CorpusConfig
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
 
@@ -29,3 +32,22 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
     assert folder.changes(config) == []
     longer = dataclasses.replace(config, steps=40)
     assert folder.changes(longer) == ["steps: 20 -> 40"]
+
+
+def test_secrets_of_an_object_store_are_named_nowhere(tmp_path: Path) -> None:
+    config, _ = parse_train(["--config", DEBUG])
+    folder = RunFolder(tmp_path)
+    folder.describe(config, {})
+    place = "s3://key:secret@store/new"
+    corpora = (CorpusConfig(shards=place, weight=1.0, name="new"),)
+    data = dataclasses.replace(config.data, shards=place, local_cache="/nvme")
+    (cache, change) = folder.changes(dataclasses.replace(config, data=data))
+    assert "local_cache" in cache and change.endswith(" -> s3://store/new")
+    several = dataclasses.replace(data, shards=None, corpora=corpora)
+    moved = dataclasses.replace(config, data=several)
+    assert "s3://store/new" in str(shown_settings(moved)) and "s3://store/new" in str(
+        folder.changes(moved)
+    )
+    assert "secret" not in str([shown_settings(moved), folder.changes(moved)])
+    folder.describe(moved, {})
+    assert "secret" not in str(read_run(folder.path).settings)
