@@ -7,7 +7,7 @@
 # caller has set. Where `deepspeed` itself was called, the file .deepspeed_env in the folder of the call, or at home,
 # names them (NAME=VALUE, a line each); what nobody names follows from the host.
 #
-#   HAND_OVER   names of more variables, such as "HTTPS_PROXY SSL_CERT_FILE"
+#   HAND_OVER   names of more variables, such as "HF_HOME SSL_CERT_FILE". No secrets: deepspeed logs what it hands over
 
 hand_over() { # the caller's settings, to the ranks on all hosts
   local name pairs=()
