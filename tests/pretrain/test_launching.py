@@ -75,7 +75,8 @@ def test_gloo_gets_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
     addresses = {n: [SimpleNamespace(address=a)] for n, a in own}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
     for name in (network.GLOO, network.NCCL, network.ASYNC_ERROR_HANDLING[0]):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # what was not there goes again with the test
+        monkeypatch.delenv(name)
     assert network.interface_to("127.0.0.1") is None  # loopback needs no name
     assert network.interface_to("no.such.host.invalid") is None
     monkeypatch.setattr(network, "interface_to", lambda _: "eth7")
