@@ -233,4 +233,5 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     Told by its name, not its shape: under ZeRO-3 every parameter looks empty.
     """
     owner, _, last = name.rpartition(".")
-    return not last.endswith("bias") and last != "norm_weight" and not owner.endswith("norm")
+    # "bias" inside of it: torch.nn.LSTM calls them bias_ih_l0 and bias_hh_l0.
+    return "bias" not in last and last != "norm_weight" and not owner.endswith("norm")

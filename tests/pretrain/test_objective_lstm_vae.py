@@ -11,6 +11,7 @@ from data_pipeline.memory import MemorySplit
 from data_pipeline.packing.loader import Batch, first_place, training_batches
 from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
+from pretrain.models.backbone import decays
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.loss import ObjectiveModel
@@ -48,6 +49,14 @@ def batch(objective: LatentObjective) -> Batch:
             micro_rows=4, accumulation=1, start=first_place(split), num_workers=0,
         )
     )  # fmt: skip
+
+
+def test_matrices_and_tables_decay_and_biases_do_not(model):
+    named = dict(model.named_parameters())
+    assert {name for name, p in named.items() if decays(name, p)} == {
+        name for name, p in named.items() if p.dim() == 2
+    }
+    assert any(name.endswith("lstm.bias_hh_l0") for name in named)
 
 
 def test_each_packed_text_is_read_and_written_as_torch_does_alone(objective, model, batch):
