@@ -91,6 +91,7 @@ batch() { # SCRIPT ARGS...: never returns
   if ((${SLURM_RESTART_COUNT:-0} > 0)); then
     say "job $(job_name) is started again (restart $SLURM_RESTART_COUNT)"
     resume=yes
+    wait_for_folder
   fi
   if [[ -n "$resume$chain" ]] || has_flag --sweep "$@"; then
     if ((step >= last)); then
@@ -164,6 +165,15 @@ check_chain() { # leaves with 2 where tasks of one run would not wait for each o
     exit 2
   fi
   chain=''
+}
+
+wait_for_folder() { # until the ranks of a node that SLURM has lost have noticed it: as long as timeout_s is by default
+  local lock=$folder/.lock
+  if [[ ! -e "$lock" ]] || ! command -v flock >/dev/null || flock --nonblock "$lock" true; then
+    return
+  fi
+  say "$folder is still being written by $(<"$lock"), before this restart: waiting for it, half an hour at most"
+  flock --wait 1800 "$lock" true || say "$folder is still being written"
 }
 
 go_on_from_newest() { # in arguments, instead of the way in which the run began

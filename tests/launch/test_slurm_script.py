@@ -3,11 +3,13 @@
 tests/launch/slurm/ does the same under a real SLURM, which takes a hundred times as long.
 """
 
+import fcntl
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +136,7 @@ def cluster(tmp_path: Path, repository: Path) -> Cluster:
         "cat",
         "dirname",
         "env",
+        "flock",
         "grep",
         "mkdir",
         "sleep",
@@ -248,6 +251,21 @@ def test_without_an_address_no_rank_is_started_and_it_is_tried_again(cluster: Cl
     ended = cluster.start(NODE_UNKNOWN="yes")
     assert (ended.lines("srun"), ended.lines("requeue")) == ([], ["77"])
     assert "does not tell the address of the first node" in ended.said
+
+
+def test_a_restart_waits_for_ranks_that_a_lost_node_has_left(cluster: Cluster) -> None:
+    """They hold the folder until they notice; the new ranks would end with 2, for good."""
+    cluster.run.mkdir(parents=True)
+    with open(cluster.run / ".lock", "w+") as lock:
+        lock.write("process 7 on node9")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        let_go = threading.Timer(3, fcntl.flock, (lock, fcntl.LOCK_UN))
+        let_go.start()
+        ended = cluster.start(SLURM_RESTART_COUNT="1", PROGRESS=cluster.progress(4))
+        let_go.join()
+    assert "still being written by process 7 on node9" in ended.said
+    assert ended.arguments == ["--steps", "9", "--resume", "auto"]
 
 
 def test_asked_to_save_it_asks_the_ranks_and_is_requeued(cluster: Cluster) -> None:
