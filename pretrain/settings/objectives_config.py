@@ -60,3 +60,22 @@ class ObjectivesConfig:
     def chosen(self) -> list[str]:
         """The names of those that the run learns, in the order in which a step takes them."""
         return [name for name, objective in vars(self).items() if objective.weight > 0]
+
+    def undecided(self, *, is_evaluated: bool) -> str | None:
+        """What would act at evaluations on held-out text and never will, in words; None: nothing.
+
+        is_evaluated: whether there are any.
+        """
+        named = []
+        for name in self.chosen:
+            elbo = getattr(getattr(self, name), "elbo", None)
+            if elbo is not None and (elbo.alarm.active_units or elbo.alarm.mi_ratio):
+                named.append(f"objectives.{name}.elbo.alarm is never raised")
+            if elbo is not None and elbo.aggressive.max_encoder_updates:
+                named.append(f"objectives.{name}.elbo.aggressive never ends")
+        if is_evaluated or not named:
+            return None
+        return (
+            f"{' and '.join(named)}: it takes evaluations on held-out text. Set "
+            "evaluation.every_steps above 0, and prepare the shards with --validation."
+        )

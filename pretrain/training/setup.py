@@ -310,4 +310,7 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
         config.memory.compile,
         ", ".join(deepspeed_settings.offloads(settings)) or "none",
     )
+    is_evaluated = config.evaluation.every_steps > 0 and bool(setup.corpora.held_out())
+    if undecided := config.objectives.undecided(is_evaluated=is_evaluated):
+        logger.warning(undecided)
     network.say(config.interface, config.timeout_s)

@@ -1,11 +1,19 @@
 """The collapse alarm counts evaluations in a row and does what the recipe says."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from pretrain.objectives.alarm import CollapseAlarm
-from pretrain.settings.elbo_config import AlarmConfig, ElboConfig, FreeBitsConfig
+from pretrain.settings.elbo_config import (
+    AggressiveConfig,
+    AlarmConfig,
+    ElboConfig,
+    FreeBitsConfig,
+)
+from pretrain.settings.latent_config import AdaVaeConfig, GlmVaeConfig, LstmVaeConfig
+from pretrain.settings.objectives_config import ObjectivesConfig
 
 
 def scalars(units: float, nats: float = 1.0) -> dict[str, float]:
@@ -50,6 +58,24 @@ def test_free_bits_are_raised_and_stay_so_after_a_resume():
         with pytest.raises(ValueError, match="state of a collapse alarm"):
             resumed.restore(cast(dict[str, Any], wrong))
     assert resumed.raised_nats == 0.75
+
+
+def test_what_no_evaluation_will_decide_is_named():
+    watched = ElboConfig(alarm=AlarmConfig(mi_ratio=0.1))
+    turns = replace(watched, aggressive=AggressiveConfig(max_encoder_updates=9))
+    objectives = ObjectivesConfig(
+        glm_vae=GlmVaeConfig(weight=1.0, elbo=watched),
+        adavae=AdaVaeConfig(weight=0.0, elbo=watched),  # not learned
+        lstm_vae=LstmVaeConfig(weight=1.0, elbo=turns),
+    )
+    said = objectives.undecided(is_evaluated=False)
+    assert said is not None
+    assert said.startswith(
+        "objectives.glm_vae.elbo.alarm is never raised and objectives.lstm_vae.elbo.alarm is never "
+        "raised and objectives.lstm_vae.elbo.aggressive never ends: it takes evaluations"
+    )
+    assert objectives.undecided(is_evaluated=True) is None
+    assert ObjectivesConfig().undecided(is_evaluated=False) is None
 
 
 def test_thresholds_of_0_watch_nothing():
