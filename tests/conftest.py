@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -26,6 +27,10 @@ if not HAS_GPU:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # Read when triton is first imported: its kernels then run on CPU tensors (tests/kernels).
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A job in the background of a script ignores Ctrl-C, and so would every program that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _elapsed_s: dict[str, float] = defaultdict(float)
 _num_tests: dict[str, int] = defaultdict(int)
