@@ -129,10 +129,12 @@ def count_words(batch: PackedBatch, word_table_V: Tensor) -> Tensor:
     """Words and ends of texts among the targets, by the vocabulary's word boundaries: a scalar.
 
     word_table_V: ids that begin a word or end a text. The first token of a text counts, marked or
-    not.
+    not: what is written behind CLS, or first in a blank that stands there.
     """
     before_BT = torch.nn.functional.pad(batch.document[:, :-1], (1, 0), value=-1)
-    is_counted_BT = word_table_V[batch.targets.long()] | (batch.document != before_BT)
+    position_BT, block_BT = batch.positions.unbind(1)
+    is_first_BT = (batch.document != before_BT) | ((position_BT == 1) & (block_BT == 1))
+    is_counted_BT = word_table_V[batch.targets.long()] | is_first_BT
     return ((batch.weights > 0) & is_counted_BT).sum().float()
 
 

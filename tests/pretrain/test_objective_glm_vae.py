@@ -13,9 +13,11 @@ from data_pipeline.packing.plan import PackingConfig
 from data_pipeline.tokenizing.special import SPECIALS, SpecialIds
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import Visibility
+from pretrain.latent.rows import TextRows
 from pretrain.models.backbone import Backbone
 from pretrain.models.latent_shape import LatentShape, Pooling
 from pretrain.models.shape import BackboneShape
+from pretrain.objectives.glm import count_words
 from pretrain.objectives.glm_vae import GlmVae
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.latent_inputs import NOISE_DRAWS
@@ -258,3 +260,23 @@ def test_a_held_out_loss_is_the_negative_elbo():
     terms = model.eval()(objective, objective.inputs(batch))
     assert terms["kl_loss"].sum == terms["kl"].sum
     assert model.train()(objective, objective.inputs(batch))["kl_loss"].sum > terms["kl"].sum
+
+
+def test_the_first_token_of_a_text_is_a_word_however_it_is_marked():
+    """Ids 40 and above begin words, and eos counts; a text mostly begins with another one."""
+    blanks = BlankConfig(token_prob=0.0, document_prob=1.0, whole_prob=1.0)
+    is_word_V = torch.arange(64) >= 40
+    is_word_V[SPECIAL.eos] = True
+    documents = [[41, 20, 45, 21], [20, 21, 50], [22], [63, 62]]
+    words = 2 + 2 + 1 + 2
+    objective = objective_of(blanks=blanks)
+    transform = objective.transform(SPECIAL, source_tokens=20, vocab_size=64)
+    rows = TextRows(MemorySplit.from_documents(documents), transform, seed=0, source_tokens=20)
+    assert count_words(rows.batch(np.arange(4)), is_word_V) == words + 4  # and the ends
+    # Of blanks that leave some of a text: as many first tokens as blanks that stand behind CLS.
+    few = objective_of(blanks=BlankConfig(token_prob=1.0, document_prob=0.0))
+    transform = few.transform(SPECIAL, source_tokens=20, vocab_size=64)
+    split = MemorySplit.from_documents([list(range(20, 35))] * 60)
+    batch = TextRows(split, transform, seed=1, source_tokens=20).batch(np.arange(60))
+    expected = int((batch.ids[:, 1] == SPECIAL.mask).sum())
+    assert count_words(batch, torch.zeros(64, dtype=torch.bool)) == expected > 0
