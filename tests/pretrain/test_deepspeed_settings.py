@@ -148,7 +148,3 @@ def test_the_repositorys_file_asks_for_stage_3_and_holds_nothing_of_the_recipe()
     assert stage(settings) == 3
     filled = {"optimizer", "scheduler", "bf16", "fp16", "train_batch_size", "gradient_clipping"}
     assert not filled & set(settings)
-
-
-def test_the_settings_that_a_recipe_has_by_default_are_there() -> None:
-    assert (REPOSITORY / "ds_config.json").is_file()
