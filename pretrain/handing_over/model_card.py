@@ -13,6 +13,7 @@ from data_pipeline.storage.manifest import MANIFEST_FILE, Manifest, read_manifes
 from pretrain.handing_over.exported import ExportedConfig
 from pretrain.settings.cli import config_to_yaml
 from pretrain.settings.config import Config
+from pretrain.settings.objectives_config import ObjectivesConfig
 
 TO_COMPLETE = "*to be completed*"
 
@@ -91,10 +92,14 @@ def _data_lines(config: Config, fingerprint: str) -> list[str]:
 
 
 def public_recipe(config: Config) -> str:
-    """What was trained, as YAML: no objective of weight 0, no folders of the machine it ran on."""
+    """What was trained, as YAML: no folders of the machine it ran on, and of objectives that were
+    not trained only that, where a recipe has them unless it says otherwise."""
     recipe = yaml.safe_load(config_to_yaml(config))
     objectives, data = recipe["objectives"], recipe["data"]
-    recipe["objectives"] = {name: objectives[name] for name in config.objectives.chosen}
+    left_out = set(ObjectivesConfig().chosen) - set(config.objectives.chosen)
+    recipe["objectives"] = {name: {"weight": 0.0} for name in sorted(left_out)} | {
+        name: objectives[name] for name in config.objectives.chosen
+    }
     for corpus in (data, *data["corpora"]):
         if corpus["shards"] is not None:
             corpus["shards"] = Path(corpus["shards"]).name

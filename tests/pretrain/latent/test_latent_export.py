@@ -24,8 +24,24 @@ def test_the_model_comes_back(name: str, run_of: Callable[[str], Path], tmp_path
     assert all(torch.equal(ours[n], theirs[n]) for n in theirs)
     assert back.tokenizer.fingerprint == run.tokenizer.fingerprint
     assert name in (folder / "README.md").read_text()
+    assert back.config.objectives.chosen == run.config.objectives.chosen
     with pytest.raises(ValueError, match="exported after step 7, not 3"):
         open_latent(folder, 3)
+
+
+def test_a_run_that_had_to_be_alone_comes_back(
+    run_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its recipe does not name GLM, which a recipe has unless it says otherwise."""
+    run, folder = tmp_path / "turns", tmp_path / "handed-over"
+    shutil.copytree(run_of("lstm_vae"), run)
+    config = (run / "config.yaml").read_text()
+    assert "max_encoder_updates: 0" in config
+    (run / "config.yaml").write_text(
+        config.replace("max_encoder_updates: 0", "max_encoder_updates: 5")
+    )
+    export(run, folder)
+    assert open_latent(folder).config.objectives.chosen == ["lstm_vae"]
 
 
 def test_glm_beside_a_latent_space_fills_blanks_still(
