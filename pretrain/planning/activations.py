@@ -88,7 +88,7 @@ def mask_bytes(
     shape: BackboneShape, batch: MicroBatch, element_bytes: int, device: Device = "cuda"
 ) -> int:
     """Bytes of the additive mask, which all layers share."""
-    return 0 if _unfused(shape, device) else batch.rows * batch.row_tokens**2 * element_bytes
+    return 0 if is_unfused(shape, device) else batch.rows * batch.row_tokens**2 * element_bytes
 
 
 def _below_loss_bytes(
@@ -99,7 +99,7 @@ def _below_loss_bytes(
     device: Device,
 ) -> float:
     """Bytes that embedding, layers and final LayerNorm keep."""
-    stream = _stream_bytes(shape, batch, element_bytes)
+    stream = stream_bytes(shape, batch, element_bytes)
     embedding = 3 * INT32 * batch.positions + dropout_bytes(shape, batch, element_bytes, device)
     if layers_per_checkpoint:  # a group keeps its input
         layers = math.ceil(shape.num_layers / layers_per_checkpoint) * stream
@@ -107,7 +107,7 @@ def _below_loss_bytes(
         layers = shape.num_layers * layer_bytes(shape, batch, element_bytes, device)
     final_norm = 0
     if shape.norm_order == "pre":
-        final_norm = stream + _norm_bytes(batch, element_bytes, device)
+        final_norm = stream + norm_bytes(batch, element_bytes, device)
     return embedding + layers + final_norm + mask_bytes(shape, batch, element_bytes, device)
 
 
@@ -115,15 +115,15 @@ def layer_bytes(
     shape: BackboneShape, batch: MicroBatch, element_bytes: int, device: Device
 ) -> float:
     """Bytes that one layer keeps."""
-    stream = _stream_bytes(shape, batch, element_bytes)
+    stream = stream_bytes(shape, batch, element_bytes)
     queries = batch.positions * shape.num_heads
-    if _unfused(shape, device):
+    if is_unfused(shape, device):
         # The three scaled copies stand for q, k, v; attention's own output is not kept.
         attention = 4 * stream + 3 * queries * batch.row_tokens * element_bytes
     else:
         attention = 5 * stream + queries * FP32
     padding = batch.positions  # a bool each
-    norms = 4 * stream + 2 * _norm_bytes(batch, element_bytes, device)
+    norms = 4 * stream + 2 * norm_bytes(batch, element_bytes, device)
     dropouts = 2 * dropout_bytes(shape, batch, element_bytes, device)
     inner = 2 * stream * shape.feed_forward_size / shape.hidden_size
     return norms + attention + padding + inner + dropouts
@@ -146,15 +146,15 @@ def dropout_bytes(
     return batch.positions * shape.hidden_size * (1 if device == "cuda" else element_bytes)
 
 
-def _stream_bytes(shape: BackboneShape, batch: MicroBatch, element_bytes: int) -> int:
+def stream_bytes(shape: BackboneShape, batch: MicroBatch, element_bytes: int) -> int:
     """n elements: the residual stream once."""
     return batch.positions * shape.hidden_size * element_bytes
 
 
-def _norm_bytes(batch: MicroBatch, element_bytes: int, device: Device) -> int:
+def norm_bytes(batch: MicroBatch, element_bytes: int, device: Device) -> int:
     """Mean and 1 / deviation of a LayerNorm; a CPU keeps them in the precision of its input."""
     return 2 * batch.positions * (FP32 if device == "cuda" else element_bytes)
 
 
-def _unfused(shape: BackboneShape, device: Device) -> bool:
+def is_unfused(shape: BackboneShape, device: Device) -> bool:
     return device == "cpu" and shape.attention_dropout_prob > 0

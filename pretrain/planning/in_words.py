@@ -8,8 +8,8 @@ def in_words(plan: Plan) -> str:
     """The plan as a page for a terminal."""
     return "\n".join(
         [
-            f"{plan.name}: {number(plan.num_parameters)} parameters, a vocabulary of "
-            f"{plan.vocab_size:,} rows ({plan.vocabulary_origin})",
+            f"{plan.name}: {number(plan.num_parameters)} parameters{_learning(plan)}, a vocabulary "
+            f"of {plan.vocab_size:,} rows ({plan.vocabulary_origin})",
             f"on {plan.num_gpus} x {plan.gpu.name}, {plan.precision}, ZeRO stage {plan.zero_stage}",
             "",
             *_step_lines(plan),
@@ -19,6 +19,12 @@ def in_words(plan: Plan) -> str:
             *_cost_lines(plan),
         ]
     )
+
+
+def _learning(plan: Plan) -> str:
+    if plan.num_trained == plan.num_parameters:
+        return ""
+    return f", of which {number(plan.num_trained)} learn"
 
 
 def number(value: float) -> str:
@@ -50,7 +56,7 @@ def _step_lines(plan: Plan) -> list[str]:
         f"              {number(plan.source_tokens_per_step)} source tokens become "
         f"{number(plan.tokens_per_step)} row tokens, {padding:.1%} padding, "
         f"{number(plan.targets_per_step)} targets",
-        f"              {plan.rows_origin}",
+        f"              {_of_each(plan)}{plan.rows_origin}",
         f"the run       {plan.steps:,} updates, {number(plan.steps * plan.source_tokens_per_step)} "
         f"source tokens",
     ]
@@ -60,6 +66,12 @@ def _step_lines(plan: Plan) -> list[str]:
         passes = ", ".join(f"{name} {times:.3g}" for name, times in plan.epochs.items())
         lines.append(f"              passes over {passes}")
     return lines
+
+
+def _of_each(plan: Plan) -> str:
+    if len(plan.objectives) == 1:
+        return ""
+    return f"rows for each of {', '.join(plan.objectives)}, tokens of all together; "
 
 
 def _memory_lines(plan: Plan) -> list[str]:
@@ -73,7 +85,13 @@ def _memory_lines(plan: Plan) -> list[str]:
         "reserved": memory.reserved,
     }
     lines = [f"memory of a GPU, at its peak in the {memory.peak_at}"]
-    lines += [f"  {name:12}{size(value):>12}" for name, value in parts.items()]
+    for name, value in parts.items():
+        lines.append(f"  {name:12}{size(value):>12}")
+        if name == "weights" and memory.frozen_weights:
+            lines[-1] += f"  of which {size(memory.frozen_weights)} frozen"
+        if name == "activations" and memory.passes:
+            each = ", ".join(f"{one} {size(value)}" for one, value in memory.passes.items())
+            lines[-1] += f"  {each}"
     lines.append(f"  {'in all':12}{size(memory.total):>12}  of {size(plan.gpu.memory_bytes)}")
     if memory.on_host:
         lines.append(f"  on the host {size(memory.on_host):>12}  a GPU (offload)")

@@ -5,44 +5,26 @@
 
 Memory of one GPU by part, bytes of a checkpoint, tokens and traffic of an update, days at a stated
 utilisation. Nothing is built and no GPU is needed: every number follows from the recipe,
-DeepSpeed's JSON and the rows that the planner of data_pipeline packs. No torch here, so that it
-answers at once.
+DeepSpeed's JSON and the rows that the planner of data_pipeline packs. Of GLM without torch, so that
+it answers at once; other objectives are asked themselves (outline.py).
 """
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
-from pretrain.models.flop import training_flop
 from pretrain.models.shape import padded_vocabulary
-from pretrain.planning.activations import FP32, MicroBatch, activation_bytes
 from pretrain.planning.gpus import GPUS, Gpu
 from pretrain.planning.in_words import in_words
+from pretrain.planning.planner import Planner, checkpoints_on_disk
 from pretrain.planning.rows import RowContent, mean_content, row_content, vocabulary_of
-from pretrain.planning.state import (
-    Zero,
-    backward_buffer_bytes,
-    checkpoint_bytes,
-    parameter_sizes,
-    rank_state,
-    sent_bytes,
-    update_buffer_bytes,
-)
-from pretrain.planning.values import Memory, Plan
-from pretrain.settings import deepspeed_settings
+from pretrain.planning.values import Plan
 from pretrain.settings.config import Config
 from pretrain.settings.data_config import CorpusConfig
 
-__all__ = ["GPUS", "Plan", "in_words", "main", "plan_run"]
-
-RESERVED_BYTES = 2 * 1024**3  # CUDA context, NCCL, cuBLAS
-FRAGMENTATION = 0.05  # of the allocator's bytes
-SECONDS_PER_DAY = 86_400
+__all__ = ["GPUS", "Plan", "checkpoints_on_disk", "in_words", "main", "plan_run"]
 
 
 def plan_run(
@@ -51,8 +33,8 @@ def plan_run(
     """The plan of `config` on `num_gpus` GPUs at model FLOP utilisation `mfu`.
 
     vocab_size: ids in use; None takes those of the shards, or an assumption that the plan names.
-    Raises ValueError where the ranks do not divide the batch, or DeepSpeed's file contradicts the
-    recipe.
+    Raises ValueError where the ranks do not divide the batch, DeepSpeed's file contradicts the
+    recipe, or a part of it cannot be counted.
     """
     if num_gpus < 1:
         raise ValueError(f"--gpus must be at least 1, got {num_gpus}.")
@@ -60,21 +42,30 @@ def plan_run(
         raise ValueError(f"--mfu must lie in (0, 1], got {mfu}.")
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"--vocab-size must be at least 1, got {vocab_size}.")
+    _refuse_uncounted(config)
     stored_ids = vocabulary_of([c.shards for c in config.data.sources])
-    corpora = contents(config, vocab_size or stored_ids)
-    rows = mean_content([(c.weight, content) for c, content in corpora])
+    encoder = None
+    if config.objectives.chosen == ["glm"]:
+        corpora = [(c, {"glm": held}) for c, held in contents(config, vocab_size or stored_ids)]
+    else:
+        from pretrain.planning.outline import outline_of, planned_rows  # with torch
+
+        corpora, encoder = planned_rows(config, vocab_size or stored_ids)
+    rows = {
+        name: mean_content([(c.weight, held[name]) for c, held in corpora])
+        for name in config.objectives.chosen
+    }
+    outline = None
+    if config.objectives.chosen != ["glm"]:
+        ids = padded_vocabulary(max(held.vocab_size for held in rows.values()))
+        outline = outline_of(config, ids, encoder)
     origin = _vocabulary_origin(vocab_size, stored_ids)
-    return Planner(config, num_gpus, rows).plan(gpu, mfu, origin, _epochs(config, corpora))
+    planner = Planner(config, num_gpus, rows, outline)
+    return planner.plan(gpu, mfu, origin, _epochs(config, corpora))
 
 
 def contents(config: Config, vocab_size: int | None) -> list[tuple[CorpusConfig, RowContent]]:
-    """What a packed row of each corpus holds. Raises ValueError for another objective than GLM."""
-    others = [name for name in config.objectives.chosen if name != "glm"]
-    if others:
-        raise ValueError(
-            "a plan counts memory and arithmetic of GLM alone so far, and this recipe trains "
-            f"{', '.join(others)}. Leave them out: --objectives.{others[0]}.weight 0."
-        )
+    """What a packed row of each corpus holds for GLM."""
     blanks, packing, seed = config.objectives.glm.blanks, config.data.packing, config.seed
     return [
         (c, row_content(c.shards, packing, blanks, vocab_size=vocab_size, seed=seed))
@@ -82,161 +73,42 @@ def contents(config: Config, vocab_size: int | None) -> list[tuple[CorpusConfig,
     ]
 
 
-def _epochs(config: Config, corpora: Sequence[tuple[CorpusConfig, RowContent]]) -> dict[str, float]:
-    """Passes of the run over each corpus that is known, by its name."""
+def _refuse_uncounted(config: Config) -> None:
+    """Raise ValueError for a recipe whose activations follow no formula here."""
+    if "lstm_vae" in config.objectives.chosen:
+        raise ValueError(
+            "plan: objectives.lstm_vae cannot be planned: what an LSTM keeps for its backward is "
+            "the library's own and follows no formula here. The model is small: try it."
+        )
+    if config.model.lora_rank or config.model.prefix_slots:
+        raise ValueError(
+            "plan: model.lora_rank and model.prefix_slots cannot be planned: activations are "
+            "counted without them. Set both to 0 for a plan of the same model without them."
+        )
+    if config.trains not in ("all", "adapters"):
+        raise ValueError(
+            f"plan: trains: {config.trains} cannot be planned: activations are counted for all and "
+            "adapters alone. --trains all plans the same model with everything learning, which "
+            "takes more."
+        )
+
+
+def _epochs(
+    config: Config, corpora: Sequence[tuple[CorpusConfig, Mapping[str, RowContent]]]
+) -> dict[str, float]:
+    """Passes of the run over each corpus that is known, by its name; where there are several
+    objectives, each of which goes through it by itself, by theirs too."""
     total = sum(corpus.weight for corpus, _ in corpora)
     run_rows = config.steps * config.batch.global_rows
+    several = len(config.objectives.chosen) > 1
     return {
-        corpus.called: run_rows * corpus.weight / total * content.source_tokens / tokens
-        for corpus, content in corpora
+        f"{corpus.called} ({name})" if several else corpus.called: (
+            run_rows * corpus.weight / total * content.source_tokens / tokens
+        )
+        for corpus, rows in corpora
+        for name, content in rows.items()
         if (tokens := content.corpus_tokens)
     }
-
-
-class Planner:
-    """What the parts of a plan share."""
-
-    def __init__(self, config: Config, num_gpus: int, rows: RowContent) -> None:
-        self.config, self.num_gpus, self.rows = config, num_gpus, rows
-        self.precision = "bf16" if config.precision == "auto" else config.precision
-        self.weight_bytes = 2 if self.precision == "bf16" else FP32
-        self.accumulation = config.batch.accumulation(num_gpus)
-        self.zero = Zero.of(self._settings())
-        self.vocab_size = padded_vocabulary(rows.vocab_size)
-        self.sizes = parameter_sizes(
-            config.model,
-            vocab_size=self.vocab_size,
-            num_positions=config.model.table_rows(config.data.packing.source_tokens),
-        )
-        self.num_parameters = sum(self.sizes)
-
-    def _settings(self) -> dict[str, Any]:
-        default = deepspeed_settings.REPOSITORY / "ds_config.json"
-        return deepspeed_settings.complete(
-            Path(self.config.deepspeed_config or default),
-            micro_rows=self.config.batch.micro_rows,
-            accumulation=self.accumulation,
-            world_size=self.num_gpus,
-            gradient_clipping=self.config.optimizer.gradient_clipping,
-            precision="bf16" if self.precision == "bf16" else "fp32",
-            reduction_dtype=self.config.numerics.reduction_dtype,
-        )
-
-    def memory(self, micro_rows: int) -> Memory:
-        """Memory of one GPU with `micro_rows` rows a micro-batch."""
-        how: dict[str, Any] = {
-            "zero": self.zero, "ranks": self.num_gpus, "weight_bytes": self.weight_bytes
-        }  # fmt: skip
-        state = rank_state(self.num_parameters, **how)
-        batch = MicroBatch(
-            micro_rows, self.config.data.packing.row_tokens, micro_rows * self.rows.targets
-        )
-        kept = activation_bytes(
-            self.config.model,
-            batch,
-            vocab_size=self.vocab_size,
-            element_bytes=self.weight_bytes,
-            layers_per_checkpoint=self.config.memory.layers_per_checkpoint,
-        )
-        backward = backward_buffer_bytes(self.sizes, **how) + self._temporaries(batch)
-        update = update_buffer_bytes(self.num_parameters, **how)
-        in_update = update > kept + backward
-        on_host = 0.0
-        if self.zero.optimizer_place != "gpu":
-            gradients = FP32 * self.num_parameters / self.num_gpus
-            on_host += state.optimizer + gradients
-            state = replace(state, optimizer=0.0, gradients=0.0)
-        if self.zero.weights_place != "gpu":
-            on_host += state.weights
-            state = replace(state, weights=0.0)
-        used = state.weights + state.gradients + state.optimizer + max(update, kept + backward)
-        return Memory(
-            weights=state.weights,
-            gradients=state.gradients,
-            optimizer=state.optimizer,
-            activations=0.0 if in_update else kept,
-            buffers=update if in_update else backward,
-            peak_at="update" if in_update else "backward",
-            reserved=RESERVED_BYTES + FRAGMENTATION * used,
-            on_host=on_host,
-        )
-
-    def _temporaries(self, batch: MicroBatch) -> float:
-        """What the first operations of backward hold at once: the gradients of log-probabilities
-        and logits, or those of one feed-forward, whichever is more."""
-        loss = batch.targets * self.vocab_size * (2 * FP32)
-        stream = batch.positions * self.config.model.hidden_size * self.weight_bytes
-        return max(loss, 9 * stream)
-
-    def largest_micro_rows(self, gpu: Gpu) -> int | None:
-        """The largest micro-batch that divides the batch among the ranks and fits."""
-        rows = self.config.batch.global_rows // self.num_gpus
-        fitting = [
-            m
-            for m in range(1, rows + 1)
-            if rows % m == 0 and self.memory(m).total <= gpu.memory_bytes
-        ]
-        return max(fitting, default=None)
-
-    def plan(self, gpu: Gpu, mfu: float, vocabulary_origin: str, epochs: dict[str, float]) -> Plan:
-        """All parts together."""
-        config, rows = self.config, self.rows
-        batch, packing = config.batch, config.data.packing
-        memory = self.memory(batch.micro_rows)
-        flop = training_flop(
-            config.model,
-            vocab_size=self.vocab_size,
-            tokens=batch.global_rows * rows.tokens,
-            visible_pairs=batch.global_rows * rows.visible_pairs,
-            targets=batch.global_rows * rows.targets,
-        )
-        source_tokens = batch.global_rows * rows.source_tokens
-        rate = self.num_gpus * gpu.peak_flop_per_s(self.precision) * mfu
-        return Plan(
-            name=config.name,
-            num_gpus=self.num_gpus,
-            gpu=gpu,
-            precision=self.precision,
-            zero_stage=self.zero.stage,
-            num_parameters=self.num_parameters,
-            vocab_size=self.vocab_size,
-            vocabulary_origin=vocabulary_origin,
-            rows_origin=rows.origin,
-            global_rows=batch.global_rows,
-            row_tokens=packing.row_tokens,
-            micro_rows=batch.micro_rows,
-            accumulation=self.accumulation,
-            steps=config.steps,
-            source_tokens_per_step=source_tokens,
-            tokens_per_step=batch.global_rows * rows.tokens,
-            positions_per_step=batch.global_rows * packing.row_tokens,
-            targets_per_step=batch.global_rows * rows.targets,
-            epochs=epochs,
-            memory=memory,
-            fits=memory.total <= gpu.memory_bytes,
-            largest_micro_rows=self.largest_micro_rows(gpu),
-            checkpoint=checkpoint_bytes(self.num_parameters, weight_bytes=self.weight_bytes),
-            checkpoints_on_disk=checkpoints_on_disk(config),
-            sent_bytes_per_step=sent_bytes(
-                self.num_parameters,
-                zero=self.zero,
-                ranks=self.num_gpus,
-                weight_bytes=self.weight_bytes,
-                accumulation=self.accumulation,
-            ),
-            flop_per_step=flop,
-            mfu=mfu,
-            days=config.steps * flop / rate / SECONDS_PER_DAY,
-        )
-
-
-def checkpoints_on_disk(config: Config) -> int:
-    """The most complete checkpoints that stay side by side, and the one being written."""
-    rules = config.checkpoints
-    for_good = 0
-    if rules.keep_every and rules.every_steps:
-        for_good = config.steps // math.lcm(rules.keep_every, rules.every_steps)
-    return rules.keep_last + rules.keep_best + for_good + 1
 
 
 def _vocabulary_origin(vocab_size: int | None, stored_ids: int | None) -> str:

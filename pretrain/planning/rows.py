@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 from data_pipeline import ragged
 from data_pipeline.hashing import key, uniform
 from data_pipeline.packing.plan import PackingConfig, plan_window
-from data_pipeline.protocols import Split
+from data_pipeline.protocols import Split, Transform
 from data_pipeline.storage.shards import check_one_tokenizer, open_shards
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from data_pipeline.transforms.blank_plan import BlankPlan
+from data_pipeline.transforms.causal import CausalPlan
+from data_pipeline.transforms.two_streams import TwoStreamPlan
+
+AnyPlan = BlankPlan | CausalPlan | TwoStreamPlan
 
 WINDOW_TOKENS = 500_000  # enough for three digits, a fraction of a second
 DOCUMENT_TOKENS = 500  # mean of the made-up documents
 SENTENCE_TOKENS = 20
+MEANS = ("source_tokens", "tokens", "targets", "visible_pairs", "read_tokens", "read_pairs")
 ASSUMED_IDS = 50_266  # GPT-2's vocabulary with the marks of blanks
 
 
@@ -37,6 +42,9 @@ class RowContent:
     vocab_size: int  # ids in use
     corpus_tokens: int | None  # stored tokens of the training split; None for made-up text
     origin: str  # where the numbers come from, in words
+    read_tokens: float = 0.0  # tokens that an encoder reads, its beginning and end counted
+    read_pairs: float = 0.0  # pairs of them, each of which sees all of its text
+    documents: int = 0  # texts of the fullest row, where an encoder reads them
 
 
 def has_shards(folder: str) -> bool:
@@ -70,12 +78,9 @@ def row_content(
     else:
         split, special = MadeUpText(seed), SpecialIds(*range(11))
         ids, corpus = vocab_size or ASSUMED_IDS, None
-        origin = (
-            f"counted in made-up text, since there are no shards in {shards}: documents of "
-            f"{DOCUMENT_TOKENS} tokens in the mean, sentences of {SENTENCE_TOKENS}"
-        )
+        origin = f"counted in made-up text, since there are no shards in {shards}: {split}"
     transform = BlankTransform(blanks, special, source_tokens=packing.source_tokens, vocab_size=ids)
-    return _counted(split, transform, packing, seed, corpus, origin)
+    return counted(split, transform, packing, seed, corpus, origin)
 
 
 def mean_content(corpora: Sequence[tuple[float, RowContent]]) -> RowContent:
@@ -85,7 +90,7 @@ def mean_content(corpora: Sequence[tuple[float, RowContent]]) -> RowContent:
     total = sum(weight for weight, _ in corpora)
     means = {
         name: sum(weight * getattr(content, name) for weight, content in corpora) / total
-        for name in ("source_tokens", "tokens", "targets", "visible_pairs")
+        for name in MEANS
     }
     contents = [content for _, content in corpora]
     known = [content.corpus_tokens for content in contents if content.corpus_tokens]
@@ -94,17 +99,20 @@ def mean_content(corpora: Sequence[tuple[float, RowContent]]) -> RowContent:
         vocab_size=max(content.vocab_size for content in contents),
         corpus_tokens=sum(known) if len(known) == len(contents) else None,
         origin="; ".join(content.origin for content in contents),
+        documents=max(content.documents for content in contents),
     )
 
 
-def _counted(
+def counted(
     split: Split,
-    transform: BlankTransform,
+    transform: Transform,
     packing: PackingConfig,
     seed: int,
     corpus: int | None,
     origin: str,
 ) -> RowContent:
+    """What the rows of a first window hold. corpus: stored tokens, None for made-up text; origin:
+    in words."""
     window_tokens = min(packing.window_tokens, WINDOW_TOKENS)
     window = plan_window(
         split,
@@ -115,7 +123,8 @@ def _counted(
         window=0,
     )
     plan = window.plan.take(window.order)
-    assert isinstance(plan, BlankPlan), "a BlankTransform draws BlankPlans"
+    assert isinstance(plan, AnyPlan), "a transform of another kind"
+    read_N = read_lengths(plan).astype(float)
     return RowContent(
         source_tokens=window.report.source_tokens / window.num_rows,
         tokens=window.report.tokens / window.num_rows,
@@ -124,32 +133,54 @@ def _counted(
         vocab_size=transform.vocab_size,
         corpus_tokens=corpus,
         origin=origin,
+        read_tokens=float(read_N.sum()) / window.num_rows,
+        read_pairs=float((read_N**2).sum()) / window.num_rows,
+        documents=int(np.diff(window.row_offsets_R1).max()),
     )
 
 
-def visible_pairs(plan: BlankPlan) -> float:
+def read_lengths(plan: AnyPlan) -> NDArray[np.int64]:
+    """Tokens of each text as an encoder reads it, beginning and end counted."""
+    return plan.encoder_lengths_N if isinstance(plan, TwoStreamPlan) else plan.source_lengths_N
+
+
+def visible_pairs(plan: AnyPlan) -> float:
     """Pairs of query and visible key: part A sees sep tokens, token i after it i + 1."""
-    sep_N, length_N = plan.sep_N.astype(float), plan.row_lengths_N.astype(float)
+    plan = plan.decoder if isinstance(plan, TwoStreamPlan) else plan
+    sep_N = plan.sep_N.astype(float) if isinstance(plan, BlankPlan) else 0.0
+    length_N = plan.row_lengths_N.astype(float)
     after_N = (length_N * (length_N + 1) - sep_N * (sep_N + 1)) / 2
-    return float((sep_N**2 + after_N).sum())
+    return float(np.sum(sep_N**2 + after_N))
 
 
 class MadeUpText:
     """A Split without tokens: documents of exponentially distributed length, even sentences."""
 
-    num_documents = 4 * WINDOW_TOKENS // DOCUMENT_TOKENS
-    num_tokens = num_documents * DOCUMENT_TOKENS
     fingerprint = "made-up"
-    encoder = None
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, mean: int = DOCUMENT_TOKENS, longest: int | None = None) -> None:
+        """mean: tokens of a document; longest: the most, None for no limit."""
+        self._seed, self._mean, self._longest = seed, mean, longest
+        self.num_documents = 4 * WINDOW_TOKENS // mean
+        self.num_tokens = self.num_documents * mean
+
+    def __str__(self) -> str:
+        said = f"documents of {self._mean} tokens in the mean"
+        if self._longest is None:
+            return f"{said}, sentences of {SENTENCE_TOKENS}"
+        return f"{said}, {self._longest} at most"
+
+    @property
+    def encoder(self) -> "MadeUpText":
+        """The same documents, as long under another tokenizer."""
+        return self
 
     def lengths(self, document_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Stored tokens of each document, at least 8."""
+        """Stored tokens of each document, at least 8 or the longest."""
         keys_N = key(self._seed, 0, document_N, np.zeros_like(document_N))
-        draws_N = -np.log1p(-uniform(keys_N, 0)) * DOCUMENT_TOKENS
-        return np.maximum(draws_N, 8).astype(np.int64)
+        draws_N = -np.log1p(-uniform(keys_N, 0)) * self._mean
+        lengths_N = np.maximum(draws_N, 8).astype(np.int64)
+        return lengths_N if self._longest is None else np.minimum(lengths_N, self._longest)
 
     def prompt_lengths(self, document_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """0 of each document."""

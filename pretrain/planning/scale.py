@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from pretrain.planning.gpus import GIB, GPUS, Gpu
-from pretrain.planning.plan import Planner, contents
+from pretrain.planning.plan import contents
+from pretrain.planning.planner import Planner
 from pretrain.planning.rows import RowContent, mean_content, vocabulary_of
 from pretrain.settings.config import BatchConfig, Config
 
@@ -121,7 +122,7 @@ def scale_row(
     stage 3.
     """
     config = _batch_that_divides(config, gpus)
-    planner = Planner(config, gpus, rows)
+    planner = Planner(config, gpus, {"glm": rows})
     zero = planner.zero = replace(planner.zero, **(changes or {}))
     if zero.stage != 3:
         raise ValueError(f"--scale is of ZeRO stage 3, and DeepSpeed's file says {zero.stage}.")
@@ -271,6 +272,13 @@ def main(argv: Sequence[str]) -> None:
     from pretrain.settings.cli import parse_train
 
     config, _ = parse_train(rest)
+    others = [name for name in config.objectives.chosen if name != "glm"]
+    if others or config.trains != "all":
+        raise ValueError(
+            "plan --scale counts GLM alone, all of which learns; this recipe trains "
+            f"{', '.join(config.objectives.chosen)} (trains: {config.trains}). Leave out --scale "
+            "for a plan of one number of GPUs."
+        )
     ids = vocabulary_of([corpus.shards for corpus in config.data.sources])
     rows = mean_content([(corpus.weight, held) for corpus, held in contents(config, ids)])
     for network in arguments.node_network:

@@ -9,12 +9,14 @@ gradient (those of numerics.reduction_dtype), AdamW:
     2       w P       g P / N     12 P / N             (A g + w) P
     3       w P / N   g P / N     12 P / N             A (g + 2 w) P
 
-12 is an fp32 copy of the weights and two moments; stages 1 to 3 keep the copy in fp32 too. Traffic
-is times (N - 1) / N; an all-reduce sends twice, reduce-scatter and all-gather once: ZeRO
-(Rajbhandari et al. 2020), section 7. Sizes were compared with DeepSpeed 0.19.8, see
-tests/pretrain/test_run_plan_deepspeed.py.
+12 is an fp32 copy of the weights and two moments; stages 1 to 3 keep the copy in fp32 too. Weights
+that do not learn count under weights alone; they are gathered at stage 3 and never sent below it.
+What a micro-batch passes through twice is gathered twice as often. Traffic is times (N - 1) / N; an
+all-reduce sends twice, reduce-scatter and all-gather once: ZeRO (Rajbhandari et al. 2020), section
+7. Sizes were compared with DeepSpeed 0.19.8, see tests/pretrain/test_run_plan_deepspeed.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,8 +90,10 @@ class RankState:
     optimizer: float
 
 
-def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int) -> RankState:
-    """The table of this module.
+def rank_state(
+    num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int, frozen: int = 0
+) -> RankState:
+    """The table of this module. num_parameters: that learn; frozen: that do not.
 
     Stage 1 with bf16 weights and sums in fp32 keeps the gradients of the last micro-batch beside
     their sums (DeepSpeed's BF16_Optimizer).
@@ -99,9 +103,10 @@ def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int
     gradient_bytes = zero.gradient_bytes
     if zero.stage == 1 and zero.gradient_bytes != weight_bytes:
         gradient_bytes += weight_bytes
-    weights = weight_bytes * (share if zero.stage == 3 else num_parameters)
+    held = num_parameters + frozen
+    weights = weight_bytes * (held / ranks if zero.stage == 3 else held)
     if zero.stage == 3 and zero.second_partition > 1 and ranks > 1:
-        weights += weight_bytes * num_parameters / min(zero.second_partition, ranks)
+        weights += weight_bytes * held / min(zero.second_partition, ranks)
     return RankState(
         weights=weights,
         gradients=gradient_bytes * (share if zero.stage >= 2 else num_parameters),
@@ -109,8 +114,16 @@ def rank_state(num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int
     )
 
 
-def backward_buffer_bytes(sizes: list[int], *, zero: Zero, ranks: int, weight_bytes: int) -> float:
-    """Bytes beside the state while a backward pass runs.
+def backward_buffer_bytes(
+    sizes: Sequence[int],
+    *,
+    zero: Zero,
+    ranks: int,
+    weight_bytes: int,
+    frozen: Sequence[int] = (),
+) -> float:
+    """Bytes beside the state while a backward pass runs. Elements of every parameter: sizes of
+    those that learn, frozen of those that do not.
 
     Stage 3: gathered weights (up to max_live_parameters, which small models never reach, and the
     largest matrix at the least) and the bucket that gradients are reduced from. Stage 2: the
@@ -123,7 +136,8 @@ def backward_buffer_bytes(sizes: list[int], *, zero: Zero, ranks: int, weight_by
     bucket = zero.reduce_bucket if zero.contiguous_gradients else max(sizes)
     gathered = 0
     if zero.stage == 3 and (ranks > 1 or zero.weights_place != "gpu"):
-        gathered = max(min(sum(sizes), zero.max_live_parameters), *sizes)
+        held = [*sizes, *frozen]
+        gathered = max(min(sum(held), zero.max_live_parameters), *held)
     return weight_bytes * (buckets * bucket + gathered + max(sizes))
 
 
@@ -137,22 +151,36 @@ def update_buffer_bytes(num_parameters: int, *, zero: Zero, ranks: int, weight_b
 
 
 def sent_bytes(
-    num_parameters: int, *, zero: Zero, ranks: int, weight_bytes: int, accumulation: int
+    num_parameters: int,
+    *,
+    zero: Zero,
+    ranks: int,
+    weight_bytes: int,
+    accumulation: int,
+    passed: int | None = None,
 ) -> float:
-    """Bytes that one rank sends (and receives) an update."""
-    reduced, gathered = zero.gradient_bytes, weight_bytes
+    """Bytes that one rank sends (and receives) an update.
+
+    num_parameters: that learn. passed: parameters that a micro-batch passes through, frozen ones
+    and those of a second pass counted; by default those that learn.
+    """
+    reduced, gathered = zero.gradient_bytes * num_parameters, weight_bytes * num_parameters
+    passed = num_parameters if passed is None else passed
     each = {
         0: 2 * reduced,
         1: reduced + gathered,
         2: accumulation * reduced + gathered,
-        3: accumulation * (reduced + 2 * gathered),
+        3: accumulation * (reduced + 2 * weight_bytes * passed),
     }[zero.stage]
-    return each * num_parameters * (ranks - 1) / ranks
+    return each * (ranks - 1) / ranks
 
 
-def checkpoint_bytes(num_parameters: int, *, weight_bytes: int) -> dict[str, float]:
-    """Bytes of one checkpoint by file, all ranks together, at any stage (checkpoint.py)."""
+def checkpoint_bytes(
+    num_parameters: int, *, weight_bytes: int, frozen: int = 0
+) -> dict[str, float]:
+    """Bytes of one checkpoint by file, all ranks together, at any stage (checkpoint.py).
+    num_parameters: that learn; frozen: that do not."""
     return {
         "optimizer": float((MASTER + MOMENTS) * num_parameters),
-        "model": float(weight_bytes * num_parameters),
+        "model": float(weight_bytes * (num_parameters + frozen)),
     }

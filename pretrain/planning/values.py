@@ -18,6 +18,8 @@ class Memory:
     peak_at: str  # "backward" or "update"
     reserved: float  # context, communication library and fragmentation
     on_host: float  # bytes a rank that DeepSpeed's file sends to the host or to NVMe
+    frozen_weights: float  # of the weights
+    passes: dict[str, float]  # activations by pass through a Transformer; empty in the update
 
     @property
     def total(self) -> float:
@@ -35,7 +37,9 @@ class Plan:
     gpu: Gpu
     precision: str
     zero_stage: int
-    num_parameters: int
+    num_parameters: int  # all that are kept
+    num_trained: int  # those that learn
+    objectives: list[str]  # each of which takes its own global_rows
     vocab_size: int  # rows of the token table
     vocabulary_origin: str
     rows_origin: str
