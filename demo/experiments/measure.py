@@ -23,7 +23,8 @@ def measured_run(run: Path, *, num_texts: int, samples: int) -> dict[str, Any]:
     if "glm" in chosen:
         found["glm_nats"] = last_nats(run, "glm")
     if "causal" in chosen:
-        found["perplexity_per_token"] = math.exp(last_nats(run, "causal"))
+        found["causal_nats"] = last_nats(run, "causal")
+        found["perplexity_per_token"] = math.exp(found["causal_nats"])
     return found
 
 

@@ -42,7 +42,7 @@ def run_experiment(name: str, steps: int | None = None) -> str:
         run = FOLDER / name / variant.name
         train(run, flags, variant)
         reports[variant.name] = measured(run)
-    return f"{experiment.question}\n{_normalisers(reports)}\n\n{table(reports)}"
+    return f"{experiment.question}\n{normalisers(reports)}\n\n{table(reports)}"
 
 
 def train(run: Path, flags: dict[str, str], variant: Variant) -> None:
@@ -82,9 +82,12 @@ def measured(run: Path) -> dict:
     return found
 
 
-def _normalisers(reports: dict[str, dict]) -> str:
+def normalisers(reports: dict[str, dict]) -> str:
+    """Which sentences the numbers of an experiment are means of."""
     counts = sorted(
         {(r["num_texts"], r["num_tokens"]) for r in reports.values() if "num_texts" in r}
     )
     said = "; ".join(f"{n} held-out sentences of {t:g} tokens with their ends" for n, t in counts)
-    return f"Normalisers: {said}; importance-weighted with {SAMPLES} draws."
+    whole = "; of language models and GLM's blanks all held-out sentences"
+    beside = whole if any({"glm_nats", "causal_nats"} & r.keys() for r in reports.values()) else ""
+    return f"Normalisers: {said}, importance-weighted with {SAMPLES} draws{beside}."

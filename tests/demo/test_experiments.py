@@ -52,6 +52,16 @@ def test_the_table_leaves_out_what_no_run_has() -> None:
     ]
 
 
+def test_normalisers_say_what_a_language_model_was_measured_on() -> None:
+    latent = {"num_texts": 500, "num_tokens": 9000.0}
+    said = runs.normalisers({"vae": latent, "lm": {"causal_nats": 4.9}})
+    assert said == (
+        "Normalisers: 500 held-out sentences of 9000 tokens with their ends, importance-weighted "
+        "with 32 draws; of language models and GLM's blanks all held-out sentences."
+    )
+    assert runs.normalisers({"vae": latent}).endswith("with 32 draws.")
+
+
 def test_a_finished_run_is_skipped_and_a_failed_one_names_its_log(tmp_path, monkeypatch) -> None:
     run, variant = tmp_path / "both", Variant("both", {})
     (run / "checkpoints").mkdir(parents=True)
