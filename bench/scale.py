@@ -134,7 +134,7 @@ def _planned(file: Path, ranks: int, parameters: int, batches: list[Batch]) -> d
         source_tokens=SIZE.row_tokens, tokens=SIZE.row_tokens, targets=targets, visible_pairs=1.0,
         vocab_size=SIZE.vocab_size, corpus_tokens=None, origin="",
     )  # fmt: skip
-    planner = Planner(config, ranks, content)
+    planner = Planner(config, ranks, {"glm": content})
     assert planner.num_parameters == parameters, (planner.num_parameters, parameters)
     plan = planner.plan(GPUS["h200"], 0.4, "", {})
     return {
