@@ -45,12 +45,12 @@ def _train(argv: Sequence[str]) -> None:
     except LostRankError as error:
         # Each rank by itself: nobody knows which of the others is left to speak for all.
         say_alone(str(error))
-        _leave_at_once(1)
+        leave_at_once(1)
     except (ValueError, OSError) as error:
         # Met by this rank alone, as damage in the rows that only it reads.
         say_alone(str(error))
-        _leave_at_once(2)
-    _leave_at_once(0 if stopped_by is None else EXIT_CODE)
+        leave_at_once(2)
+    leave_at_once(0 if stopped_by is None else EXIT_CODE)
 
 
 def _is_finished(config: "Config") -> bool:
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _leave_at_once(code: int) -> NoReturn:
+def leave_at_once(code: int) -> NoReturn:
     """End the process without the interpreter's own exit.
 
     Threads of gloo outlive their process group and abort that exit now and then ("terminate called

@@ -8,6 +8,7 @@ import itertools
 from bench.sizes import Size, engine_of
 from bench.texts import planned_batches
 from data_pipeline.transforms.blank import BlankConfig
+from pretrain.__main__ import leave_at_once
 from pretrain.distributed.world import join_world, leave_world
 from pretrain.objectives.glm import GlmObjective
 from pretrain.training.update import apply_update
@@ -29,3 +30,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave_at_once(0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pretrain.__main__ import leave_at_once
 from pretrain.checkpoints.checkpoint import DiskFullError, save
 from pretrain.checkpoints.retention import Retention
 from pretrain.distributed.world import World, join_world, leave_world
@@ -96,3 +97,4 @@ def _left(root: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text()))
+    leave_at_once(0)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pretrain.__main__ import leave_at_once
 from pretrain.checkpoints.checkpoint import load, save
 from pretrain.checkpoints.retention import Retention
 from pretrain.distributed.engine import Engine
@@ -115,3 +116,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave_at_once(0)

@@ -147,3 +147,7 @@ if __name__ == "__main__":
     target = GOLDEN if sys.argv[1] == "--write" else Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
     write_curves(target)
+
+    from pretrain.__main__ import leave_at_once
+
+    leave_at_once(0)

@@ -12,6 +12,7 @@ import torch
 
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import single_documents
+from pretrain.__main__ import leave_at_once
 from pretrain.checkpoints import checkpoint
 from pretrain.checkpoints.retention import Retention
 from pretrain.distributed.engine import Engine
@@ -99,3 +100,4 @@ def main(stage: int, precision: str, reduction: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    leave_at_once(0)

@@ -43,7 +43,7 @@ def test_what_one_rank_met_is_said_by_it(
         raise SystemExit(code)
 
     monkeypatch.setattr(train, "run", failing)
-    monkeypatch.setattr(__main__, "_leave_at_once", left)
+    monkeypatch.setattr(__main__, "leave_at_once", left)
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(SystemExit) as ended:

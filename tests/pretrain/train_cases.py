@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pretrain.__main__ import leave_at_once
 from pretrain.distributed.world import World, join_world, leave_world
 from pretrain.objectives.glm import GlmObjective
 from pretrain.objectives.loss import LossTerm, ObjectiveModel
@@ -82,3 +83,4 @@ _SPOIL: dict[str, Any] = {
 
 if __name__ == "__main__":
     main()
+    leave_at_once(0)

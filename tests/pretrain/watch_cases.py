@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pretrain.__main__ import leave_at_once
 from pretrain.distributed.world import join_world, leave_world
 from pretrain.models.parameters import Linear
 from pretrain.recording.run_log import log_to_stderr
@@ -55,3 +56,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave_at_once(0)
