@@ -18,6 +18,7 @@ import logging
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Patience:
         return cls(beat_s, SILENCE * timeout_s, 2 * beat_s + 1, min(5.0, timeout_s / 10))
 
 
-class RollCall:
+class RollCall(ABC):
     """This rank's part of the watch; `loss` is None as long as all answer.
 
     end(loss): called in a thread of its own when a rank is lost and this one has not noticed within
@@ -88,9 +89,9 @@ class RollCall:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
+    @abstractmethod
     def _wake(self) -> None:
         """Make the thread look whether it is to end."""
-        raise NotImplementedError
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         self._thread = threading.Thread(target=work, name=name, daemon=True)
