@@ -3,13 +3,13 @@
 python plan_cases.py STAGE PRECISION REDUCTION FOLDER, with the environment of a launcher.
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
 
 import torch
 
+from bench.live_memory import storages
 from data_pipeline.transforms.blank import BlankConfig
 from kernels.visibility import single_documents
 from pretrain.__main__ import leave_at_once
@@ -26,19 +26,6 @@ from pretrain.settings.optimizer_config import OptimizerConfig
 
 SHAPE = BackboneShape(num_layers=4, hidden_size=256, num_heads=4, dropout_prob=0.0)
 VOCABULARY, ROW_TOKENS, ROWS = 512, 24, 1
-
-
-def storages() -> dict[int, int]:
-    """Bytes of every storage that a tensor, its gradient or its ZeRO partition holds."""
-    gc.collect()
-    found = {}
-    for one in gc.get_objects():
-        if not issubclass(type(one), torch.Tensor):
-            continue
-        for tensor in (one, one.grad if one.is_leaf else None, getattr(one, "ds_tensor", None)):
-            if tensor is not None and tensor.device.type == "cpu":
-                found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return found
 
 
 def main(stage: int, precision: str, reduction: str, folder: Path) -> None:
