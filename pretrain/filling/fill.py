@@ -193,7 +193,7 @@ def _first_draft(text: BlankedText, seed: int, number: int) -> Draft:
     return Draft(
         segments=list(text.segments[: num_blanks + 1]),
         marks=list(text.marks[:num_blanks]),
-        generator=torch.Generator().manual_seed(seed * 1_000_003 + number),
+        generator=torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63),
         ends_document=not text.continues,
     )
 

@@ -66,6 +66,8 @@ class FillSettings:
             raise ValueError(
                 f"no_repeat_ngram must be 0 (none) or more, got {self.no_repeat_ngram}."
             )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
         for name in ("max_tokens", "min_tokens", "batch_texts", "num_beams"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")

@@ -59,11 +59,6 @@ def draw_map(run: LatentRun, asked: Any, settings: WriteSettings) -> tuple[dict[
     z_NZ = encoded(run, texts, batch_texts=settings.batch_texts).mu
     if len(z_NZ) < 2:
         raise ValueError(f"--data {asked.data} holds one text, a map needs at least 2.")
-    if labels is not None and len(labels) != len(z_NZ):
-        raise ValueError(
-            f"--labels {asked.labels} holds {len(labels)} labels for {len(z_NZ)} texts. Write one "
-            "a line, in the order of the texts."
-        )
     way, written = _way(run, asked, settings, z_NZ.shape[1])
     points, axes = _projected(torch.cat((z_NZ, way)), len(z_NZ), asked, settings.seed)
     picture = Picture(
@@ -105,6 +100,12 @@ def _labels(asked: Any, texts: Texts) -> list[str] | None:
     if texts.written is None:
         raise ValueError("--labels are for the lines of a file: give --data FILE, not shards.")
     labels, _ = read_lines(Path(asked.labels), "--labels")
+    lines, _ = read_lines(Path(asked.data), "--data")
+    if len(labels) != len(lines):
+        raise ValueError(
+            f"--labels {asked.labels} holds {len(labels)} labels for the {len(lines)} texts of "
+            f"{asked.data}. Write one a line, in the order of the texts."
+        )
     labels = labels[: asked.max_texts]
     if len(set(labels)) > MOST_COLOURS:
         raise ValueError(

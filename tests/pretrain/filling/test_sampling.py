@@ -84,6 +84,8 @@ def test_what_is_not_allowed_is_never_drawn():
         ({"top_p": 1.1}, r"top_p must lie in \(0, 1\]"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"batch_texts": 0}, "batch_texts must be at least 1"),
+        ({"seed": 2**63}, r"seed must lie in 0\.\.2\^63 - 1, got 9223372036854775808"),
+        ({"seed": -1}, r"seed must lie in 0\.\.2\^63 - 1, got -1"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(wrong, message):
