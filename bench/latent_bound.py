@@ -23,6 +23,7 @@ from kernels.visibility import Visibility
 from pretrain.evaluate.bound import bound_nats, log_ratio, repeated, text_bounds
 from pretrain.latent.rows import TextRows
 from pretrain.models.latent import Posterior
+from pretrain.objectives.decoding import BackboneDecoder
 from pretrain.objectives.latent import LatentObjective
 from pretrain.objectives.latent_inputs import noise_of
 from pretrain.objectives.loss import ObjectiveModel
@@ -97,8 +98,10 @@ def _written(
 ) -> torch.Tensor:
     """-log p(x | z) of one sentence for some draws, with the scores of every position: (S,)."""
     visibility = Visibility(rows["lo"], rows["hi"], rows["document"])
-    injected = objective.injected(model, z_SZ[:, None])
-    hidden = model.backbone(rows["ids"], rows["positions"], visibility, **injected._asdict())
+    decoder = objective.decoder(model, z_SZ[:, None])
+    assert isinstance(decoder, BackboneDecoder)
+    read = decoder.injected._asdict()
+    hidden = model.backbone(rows["ids"], rows["positions"], visibility, **read)
     scores_STV = model.backbone.logits(hidden)[:, :-1]
     targets_ST = rows["ids"][:, 1:].long()
     nats = F.cross_entropy(scores_STV.flatten(0, 1), targets_ST.flatten(), reduction="none")

@@ -41,6 +41,7 @@ class TextBounds(NamedTuple):
     kl_nats: Tensor  # (N,): KL(q(z | x) || N(0, I)), exact
     own_nats: Tensor  # (N,): -log p(x | z) with the first draw
     shuffled_nats: Tensor  # (N,): -log p(x | z) with the first draw of another text
+    without_nats: Tensor | None  # (N,): -log p(x) where no z is read; None where that cannot be
     num_targets: Tensor  # (N,): sum of the weights
     kind: Tensor  # (N,): index into rows.KINDS
     mu: Tensor  # (N, Z)
@@ -54,7 +55,8 @@ class TextBounds(NamedTuple):
 
     def take(self, chosen_N: Tensor) -> "TextBounds":
         """Those of some texts, by a mask or by numbers."""
-        return TextBounds(*(values[chosen_N] for values in self))
+        known = {name: t for name, t in self._asdict().items() if t is not None}
+        return self._replace(**{name: t[chosen_N] for name, t in known.items()})
 
 
 def log_ratio(posterior: Posterior, noise: Tensor) -> Tensor:
@@ -94,6 +96,7 @@ def text_bounds(
     z_NSZ = _each(posterior).sample(noise)
     nats, ratio = (torch.zeros(len(rows), samples, dtype=torch.float64) for _ in range(2))
     shuffled = torch.zeros(len(rows), dtype=torch.float64)
+    without = torch.zeros_like(shuffled) if objective.backbone_calls else None
     for index in rows.in_batches(batch_texts or TEXTS_AT_ONCE):
         width = int(rows.lengths_N[index].max())
         fitting = SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE["cpu"]) // (vocab_size * width)
@@ -107,12 +110,17 @@ def text_bounds(
             nats[some] = draw_nats(model, objective, inputs, _each(own).sample(drawn), most)
             others = z_NSZ[partner[some], :1]
             shuffled[some] = draw_nats(model, objective, inputs, others, most)[:, 0]
+            if without is not None:
+                on_device = {name: t.to(device) for name, t in inputs.items()}
+                nats_B1 = objective.text_nats(model, on_device, None).nats
+                without[some] = nats_B1[:, 0].double().cpu()
     return TextBounds(
         iw_nats=bound_nats(nats, ratio),
         reconstruction_nats=nats.mean(1),
         kl_nats=Posterior(posterior.mu.double(), posterior.logvar.double()).kl().sum(-1),
         own_nats=nats[:, 0],
         shuffled_nats=shuffled,
+        without_nats=without,
         num_targets=torch.from_numpy(rows.num_targets_N).double(),
         kind=kind,
         mu=posterior.mu,

@@ -98,6 +98,10 @@ def _of_texts(texts: TextBounds, denominator: Denominator) -> dict[str, Any]:
     iw, elbo = (float(t.sum()) for t in (texts.iw_nats, texts.elbo_nats))
     extra = texts.shuffled_nats - texts.own_nats
     known = information(texts.mu, texts.logvar, texts.z)
+    without = {}
+    if texts.without_nats is not None:
+        more = texts.without_nats - texts.own_nats
+        without["without_z_extra_nats"] = float(more.mean())
     return {
         "num_texts": num_texts,
         "num_tokens": num_tokens,
@@ -110,6 +114,7 @@ def _of_texts(texts: TextBounds, denominator: Denominator) -> dict[str, Any]:
         "perplexity_per_token": _perplexity(iw, num_tokens),
         "perplexity_per_token_elbo": _perplexity(elbo, num_tokens),
         "shuffled_z_extra_nats": float(extra.mean()) if num_texts > 1 else None,
+        **without,
         **(known._asdict() if known else dict.fromkeys(Information._fields)),
         "latent_size": texts.mu.shape[1],
     }
@@ -143,6 +148,7 @@ _ROWS = (
     ("    mutual information", "mutual_information_nats", "nats, at most log N = {ceiling}"),
     ("    marginal KL", "marginal_kl_nats", "nats"),
     ("reconstruction with another text's z", "shuffled_z_extra_nats", "nats a sentence more"),
+    ("reconstruction without any z", "without_z_extra_nats", "nats a sentence more"),
     ("active units", "active_units", "of {latent_size} dimensions"),
     ("perplexity a token", "perplexity_per_token", "{num_tokens} tokens"),
     ("  by the ELBO", "perplexity_per_token_elbo", ""),

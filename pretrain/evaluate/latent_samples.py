@@ -23,7 +23,6 @@ from pretrain.latent.writing import (
     WriteSettings,
     blank_sheet,
     generators_of,
-    next_scores,
     write,
 )
 from pretrain.objectives.latent import LatentObjective
@@ -54,8 +53,7 @@ class WriteOn:
 
     def loss_terms(self, model: ObjectiveModel, columns: Mapping[str, Tensor]) -> Tensor:
         """Scores behind the last column, read anew each time."""
-        injected = self.objective.injected(model, columns["z"][:, None])
-        return next_scores(model.backbone, columns, injected)
+        return self.objective.decoder(model, columns["z"][:, None]).next_scores(columns)
 
 
 class LatentSamples(NamedTuple):
@@ -85,15 +83,13 @@ def latent_samples(setup: Setup, objective: LatentObjective, split: Split) -> La
     number = min(config.evaluation.latent_texts, len(rows))
     setup.engine.module.eval()
     mu_NZ = _means(setup, objective, rows)
-    written = [""] * 2 * number
-    if objective.backbone_calls:
-        z_NZ = torch.cat((mu_NZ[:number], prior_draws(number, mu_NZ.shape[1], config.seed)))
-        sheet = blank_sheet(transform, max_tokens=min(MAX_TOKENS, source_tokens - 2))
-        vocabulary = Vocabulary.of(tokenizer, setup.vocab_size)
-        reader = AnewReader(_scores(setup, objective), z_NZ)
-        streams = generators_of(config.seed, range(2 * number))
-        texts = write(sheet, reader, vocabulary, WriteSettings(), streams)
-        written = [one.text(tokenizer) for one in texts]
+    z_NZ = torch.cat((mu_NZ[:number], prior_draws(number, mu_NZ.shape[1], config.seed)))
+    sheet = blank_sheet(transform, max_tokens=min(MAX_TOKENS, source_tokens - 2))
+    vocabulary = Vocabulary.of(tokenizer, setup.vocab_size)
+    reader = AnewReader(_scores(setup, objective), z_NZ)
+    streams = generators_of(config.seed, range(2 * number))
+    texts = write(sheet, reader, vocabulary, WriteSettings(), streams)
+    written = [one.text(tokenizer) for one in texts]
     setup.engine.module.train()
     labels = _labels(rows, tokenizer)
     pairs = zip(labels[:number], written[:number], strict=True)

@@ -82,9 +82,8 @@ def show_latents(setup: Setup, step: int, metrics: Metrics | None, corpus: Corpu
         shown = latent_samples(setup, objective, corpus.shards.splits["validation"])
         if metrics:
             name = objective.name
-            if objective.backbone_calls:
-                metrics.text(step, f"samples/{name}_reconstructions", shown.reconstructions)
-                metrics.text(step, f"samples/{name}_prior", shown.prior)
+            metrics.text(step, f"samples/{name}_reconstructions", shown.reconstructions)
+            metrics.text(step, f"samples/{name}_prior", shown.prior)
             metrics.projector(step, name, shown.mu_NZ, shown.labels)
 
 

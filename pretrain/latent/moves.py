@@ -53,9 +53,6 @@ def decoded(run: LatentRun, z_NZ: Tensor, settings: WriteSettings) -> list[Writt
             f"vectors must have {size} numbers each, as those of {run.path}, got "
             f"{' x '.join(map(str, z_NZ.shape))}."
         )
-    if run.objective.backbone_calls == 0:  # says which models can
-        run.objective.injected(run.model, z_NZ[:, None].to(run.device))
-    backbone = run.model.backbone
     longest = min(settings.max_tokens, run.source_tokens - 2)
     if longest < settings.max_tokens:
         logger.info(
@@ -65,13 +62,15 @@ def decoded(run: LatentRun, z_NZ: Tensor, settings: WriteSettings) -> list[Writt
             settings.max_tokens,
         )
     sheet = blank_sheet(run.whole_transform(), max_tokens=longest)
-    check_length(longest, sheet, backbone)
-    vocabulary = Vocabulary.of(run.tokenizer, backbone.vocab_size)
+    if run.objective.backbone_calls:
+        check_length(longest, sheet, run.model.backbone.num_positions)
+    vocabulary = Vocabulary.of(run.tokenizer, run.vocab_size)
     written = []
     for first in range(0, len(z_NZ), settings.batch_texts):
         some_NZ = z_NZ[first : first + settings.batch_texts].to(run.device)
         numbers = range(first, first + len(some_NZ))
-        reader = CachedReader(run.objective, run.model, some_NZ)
+        decoder = run.objective.decoder(run.model, some_NZ[:, None])
+        reader = CachedReader(decoder, run.device)
         streams = generators_of(settings.seed, numbers)
         written += write(sheet, reader, vocabulary, settings, streams)
     return written

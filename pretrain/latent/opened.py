@@ -17,6 +17,7 @@ from data_pipeline.transforms.blank import BlankConfig
 from pretrain.checkpoints.checkpoint_files import checked_weights, choose, read_manifest
 from pretrain.checkpoints.weights import WeightFiles, copy_into, difference, shapes_of
 from pretrain.handing_over import exported
+from pretrain.handing_over.trained import TOKEN_TABLE
 from pretrain.latent.rows import blanks_of, whole_transform
 from pretrain.models.backbone import Backbone, lay_out_for_decoding, num_positions
 from pretrain.models.shape import padded_vocabulary
@@ -40,6 +41,7 @@ class LatentRun:
     encoder_tokenizer: Tokenizer | None  # of what is read, where that is another one
     objective: LatentObjective
     model: ObjectiveModel
+    vocab_size: int  # scores of a token, those that stand for no id counted
 
     @property
     def device(self) -> torch.device:
@@ -92,9 +94,12 @@ def open_latent(folder: Path, step: int | None = None, name: str | None = None) 
     if reads_two(config.objectives):
         encoder = open_tokenizer(found.encoder_tokenizer)
     objective = _chosen(config, folder, name, encoder)
-    model = _model(found.weights, config, objective, vocab_size=tokenizer.vocab_size, source=folder)
+    rows = padded_vocabulary(tokenizer.vocab_size)
+    if objective.backbone_calls:
+        rows = found.weights.shapes.get(TOKEN_TABLE, (rows,))[0]
+    model = _model(found.weights, config, objective, vocab_size=rows, source=folder)
     own_encoder = encoder if objective.name == "optimus" else None
-    return LatentRun(folder, found.step, config, tokenizer, own_encoder, objective, model)
+    return LatentRun(folder, found.step, config, tokenizer, own_encoder, objective, model, rows)
 
 
 class _Found(NamedTuple):
@@ -145,7 +150,7 @@ def _chosen(
     if not latent:
         raise ValueError(
             f"{folder} has no latent space: it has learned {', '.join(o.name for o in objectives)}."
-            " Give a run of objectives.optimus, adavae or glm_vae (launch/recipes)."
+            " Give a run of objectives.optimus, adavae, glm_vae or lstm_vae (launch/recipes)."
         )
     if name is None and len(latent) > 1:
         raise ValueError(
@@ -166,7 +171,10 @@ def _model(
     vocab_size: int,
     source: Path,
 ) -> ObjectiveModel:
-    """Backbone and part of the objective; the parts of others are of no use here."""
+    """Backbone and part of the objective; the parts of others are of no use here.
+
+    vocab_size: rows of the token table.
+    """
     own = f"parts.{objective.name}."
     calls = objective.backbone_calls > 0
     held = {
@@ -174,15 +182,14 @@ def _model(
         for name, shape in weights.shapes.items()
         if name.startswith(own) or (calls and name.startswith("backbone."))
     }
-    rows = held["backbone.embedding.token_table"][0] if calls else padded_vocabulary(vocab_size)
     source_tokens = config.data.packing.source_tokens
     with torch.device("meta"):
         backbone = None
         if calls:
             positions = num_positions(config.model, source_tokens)
-            backbone = Backbone(config.model, vocab_size=rows, num_positions=positions)
+            backbone = Backbone(config.model, vocab_size=vocab_size, num_positions=positions)
         parts = parts_of(
-            [objective], config.model, vocab_size=rows, source_tokens=source_tokens,
+            [objective], config.model, vocab_size=vocab_size, source_tokens=source_tokens,
             seed=config.seed,
         )  # fmt: skip
         model = ObjectiveModel(backbone, parts)

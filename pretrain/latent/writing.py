@@ -1,7 +1,7 @@
 """Texts written from latent vectors, many at once, one token of each at a time.
 
     sheet = blank_sheet(run.whole_transform(), max_tokens=30)
-    reader = CachedReader(run.objective, run.model, z_NZ)
+    reader = CachedReader(run.objective.decoder(run.model, z_NZ[:, None]))
     written = write(sheet, reader, vocabulary, WriteSettings())     # ids of N texts
 
 Ids and positions of a row are those that the transform of training gives a text of that length;
@@ -27,14 +27,10 @@ from data_pipeline.hashing import mix_ints
 from data_pipeline.memory import MemorySplit
 from data_pipeline.protocols import Transform
 from data_pipeline.tokenizing.tokenizer import Tokenizer
-from kernels.visibility import Visibility
 from pretrain.filling.sampling import FillSettings, choose_tokens
 from pretrain.latent.rows import TextRows
-from pretrain.models.backbone import Backbone, check_positions
-from pretrain.models.cache import KeyValueCache
-from pretrain.models.latent import Injected
-from pretrain.objectives.latent import LatentObjective
-from pretrain.objectives.loss import ObjectiveModel
+from pretrain.models.backbone import check_positions
+from pretrain.objectives.decoding import Decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +59,6 @@ class WriteSettings:
                 "temperature, top_k and top_p have no effect with --strategy greedy. Add "
                 "--strategy sample."
             )
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
         self.choice()
 
     def choice(self) -> FillSettings:
@@ -144,23 +138,17 @@ class Reader(Protocol):
 
 
 class CachedReader:
-    """Reads every token once. What z gives the decoder is computed once for each text and stands
-    beside the cache, which holds tokens alone."""
+    """Reads every token once, by a decoder that knows what it has read."""
 
-    def __init__(self, objective: LatentObjective, model: ObjectiveModel, z_NZ: Tensor) -> None:
-        self.injected = objective.injected(model, z_NZ[:, None])
-        self.backbone = model.backbone
-        self.cache = KeyValueCache(
-            num_layers=self.backbone.shape.num_layers, max_rows=len(z_NZ), capacity=32
-        )
+    def __init__(self, decoder: Decoder, device: torch.device | str = "cpu") -> None:
+        """device: of the decoder."""
+        self.decoder, self.device = decoder, device
 
     def __call__(self, sheet: Sheet, first: int, stop: int, rows: Sequence[int] | None) -> Tensor:
-        device = self.backbone.embedding.token_table.device
         if rows is not None:
-            self.cache.keep(rows)
-            self.injected = _taken(self.injected, torch.tensor(rows, device=device))
-        columns = {name: values.to(device) for name, values in sheet.columns(first, stop).items()}
-        return next_scores(self.backbone, columns, self.injected, self.cache)
+            self.decoder.keep(torch.tensor(rows, device=self.device))
+        columns = sheet.columns(first, stop)
+        return self.decoder.next_scores({n: t.to(self.device) for n, t in columns.items()})
 
 
 class AnewReader:
@@ -173,30 +161,6 @@ class AnewReader:
         if rows is not None:
             self._z_NZ = self._z_NZ[list(rows)]
         return self._scores({**sheet.columns(0, stop), "z": self._z_NZ})
-
-
-def next_scores(
-    backbone: Backbone,
-    columns: Mapping[str, Tensor],
-    injected: Injected,
-    cache: KeyValueCache | None = None,
-) -> Tensor:
-    """Scores, fp32 (N, V), of what follows the last of the columns."""
-    visibility = Visibility(columns["lo"], columns["hi"], columns["document"])
-    hidden_NTD = backbone(
-        columns["ids"], columns["positions"], visibility, cache=cache, **injected._asdict()
-    )
-    return backbone.logits(hidden_NTD[:, -1]).float()
-
-
-def _taken(injected: Injected, rows: Tensor) -> Injected:
-    """What some rows read of z."""
-    memory, added = injected.memory, injected.latent_embedding
-    if memory is not None:
-        memory = [(k[rows], v if v is None else v[rows]) for k, v in memory]
-    return injected._replace(
-        memory=memory, latent_embedding=added if added is None else added[rows]
-    )
 
 
 class Vocabulary(NamedTuple):
@@ -269,12 +233,12 @@ def generators_of(
     ]
 
 
-def check_length(max_tokens: int, sheet: Sheet, backbone: Backbone) -> None:
-    """ValueError where the position table does not reach so many tokens."""
+def check_length(max_tokens: int, sheet: Sheet, table_rows: int) -> None:
+    """ValueError where a position table of `table_rows` rows does not reach so many tokens."""
     try:
-        check_positions(sheet.positions_2T, backbone.num_positions)
+        check_positions(sheet.positions_2T, table_rows)
     except ValueError:
         raise ValueError(
-            f"--max_tokens {max_tokens}: the position table of this model has "
-            f"{backbone.num_positions} rows. Lower it."
+            f"--max_tokens {max_tokens}: the position table of this model has {table_rows} rows. "
+            "Lower it."
         ) from None

@@ -189,8 +189,10 @@ class Injector(nn.Module):
                 latent.size, width, std=std, generator=generator, has_bias=False
             )
 
-    def forward(self, z_BNZ: Tensor, dtype: torch.dtype | None = None) -> Injected:
-        """dtype: of the decoder; by default that of z."""
+    def forward(self, z_BNZ: Tensor | None, dtype: torch.dtype | None = None) -> Injected:
+        """Of no z, nothing. dtype: of the decoder; by default that of z."""
+        if z_BNZ is None:
+            return Injected(None, None)
         dtype = z_BNZ.dtype if dtype is None else dtype
         memory = added_BND = None
         if self.memory is not None:

@@ -2,11 +2,12 @@
 
     reader, writer = LstmReader(v, 200, 256, generator=g), LstmWriter(v, 200, 256, 32, generator=g)
     texts = unpacked(ids_BT, document_BT, place_BT, num_documents=N, max_tokens=L)
-    last_BNH = reader(texts)                  # what stands behind the last token
-    hidden_BTE = writer(texts, z_BNZ)         # in the places of the packed row
-    logits = writer.logits(hidden_BTE)
+    last_BNH = reader(texts)                          # what stands behind the last token
+    hidden_DLE, state = writer(texts.ids, z_DZ)       # and what it goes on from
+    logits_BTV = writer.logits(packed(hidden_DLE, texts))
 
-Rows of packed texts are taken apart into one text a row, since an LSTM knows no visibility.
+Rows of packed texts are taken apart into one text a row, since an LSTM knows no visibility, and
+what is written goes back to the places of the packed row.
 """
 
 import math
@@ -44,6 +45,18 @@ def unpacked(
     lengths = torch.zeros(num_texts + 1, dtype=torch.int64, device=ids_BT.device)
     lengths = lengths.scatter_add(0, flat // max_tokens, torch.ones_like(flat))[:-1]
     return Texts(ids, lengths, slot_BT, (num_rows, num_documents))
+
+
+def packed(hidden_DLE: Tensor, texts: Texts) -> Tensor:
+    """What stands at each token of `texts` in the places of the packed rows: (B, T, E), 0 at
+    padding."""
+    nothing_1E = hidden_DLE.new_zeros(1, hidden_DLE.shape[-1])
+    flat = torch.cat((hidden_DLE.flatten(0, 1), nothing_1E))
+    return flat.index_select(0, texts.slot.flatten()).view(*texts.slot.shape, -1)
+
+
+# What an LSTM of one layer goes on from, the two tensors (1, D, H) of torch.nn.LSTM.
+State = tuple[Tensor, Tensor]
 
 
 class SeededLstm(nn.LSTM):
@@ -97,17 +110,18 @@ class LstmWriter(nn.Module):
         self.lstm = SeededLstm(width + latent_size, num_hidden, generator)
         self.output = Linear(num_hidden, width, 0.1, generator)
 
-    def forward(self, texts: Texts, z_BNZ: Tensor) -> Tensor:
-        z_DZ = z_BNZ.flatten(0, 1)
-        read_DLE = self._dropout(F.embedding(texts.ids, self.token_table))
-        memory_DH = self.begin(z_DZ).to(read_DLE.dtype)
+    def forward(
+        self, ids_DL: Tensor, z_DZ: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """Hidden states (D, L, E) of D texts, and the state behind them; state: that behind the
+        tokens before these, None at the beginning."""
+        read_DLE = self._dropout(F.embedding(ids_DL, self.token_table))
+        if state is None:
+            memory_DH = self.begin(z_DZ).to(read_DLE.dtype)
+            state = (memory_DH.tanh()[None], memory_DH[None])
         latent_DLZ = z_DZ.to(read_DLE.dtype)[:, None].expand(-1, read_DLE.shape[1], -1)
-        first = (memory_DH.tanh()[None], memory_DH[None])
-        states_DLH, _ = self.lstm(torch.cat((read_DLE, latent_DLZ), -1), first)
-        written_DLE = self.output(self._dropout(states_DLH)).flatten(0, 1)
-        nothing = written_DLE.new_zeros(1, written_DLE.shape[1])
-        flat = torch.cat((written_DLE, nothing)).index_select(0, texts.slot.flatten())
-        return flat.view(*texts.slot.shape, -1)
+        states_DLH, reached = self.lstm(torch.cat((read_DLE, latent_DLZ), -1), state)
+        return self.output(self._dropout(states_DLH)), reached
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, (..., V), by the token table."""

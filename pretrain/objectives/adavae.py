@@ -20,7 +20,8 @@ from pretrain.models.flop import Work, backbone_flop
 from pretrain.models.latent import Injected, LatentHead, Posterior, WideLinear
 from pretrain.models.layer import Slots
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.latent import backbone_nats, sources_visibility
+from pretrain.objectives.decoding import BackboneDecoder
+from pretrain.objectives.latent import sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.settings.latent_config import AdaVaeConfig
 
@@ -53,12 +54,14 @@ class AdaVaePart(nn.Module):
             for _ in range(shape.num_layers if has_slots else 0)
         )
 
-    def injected(self, z_BNZ: Tensor, dtype: torch.dtype) -> Injected:
-        """What the decoder reads of z, and its adapters."""
+    def injected(self, z_BNZ: Tensor | None, dtype: torch.dtype) -> Injected:
+        """What the decoder reads of z, nothing where that is None, and its adapters."""
+        adapters = adapters_of(self.decoder_adapters) or None
+        if z_BNZ is None:
+            return Injected(None, None, adapters)
         projected = self.projection(z_BNZ)
         if self.config.injection == "embedding":
             return Injected(None, projected.to(dtype))
-        adapters = adapters_of(self.decoder_adapters)
         of_layers = projected.unflatten(-1, (-1, self.shape.hidden_size)).unbind(-2)
         if len(of_layers) == 1:
             of_layers = of_layers * self.shape.num_layers
@@ -115,15 +118,10 @@ class AdaVae:
         )
         return part.head(read_BTD, inputs["source_document"], inputs["exists"].shape[1])
 
-    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
-        """What the decoder reads of z, and its adapters."""
-        return self._part(model).injected(z_BNZ, model.backbone.dtype)
-
-    def target_nats(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
-    ) -> Tensor:
-        """Cross entropy of each target given z: (N,)."""
-        return backbone_nats(model.backbone, self.injected(model, z_BNZ), inputs)
+    def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> BackboneDecoder:
+        """All layers of the backbone with the other adapters."""
+        injected = self._part(model).injected(z_BNZ, model.backbone.dtype)
+        return BackboneDecoder(model.backbone, injected)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
         """Of the first layers over the texts and all over the rows; adapters left out. Counted as

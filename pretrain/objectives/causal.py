@@ -13,12 +13,11 @@ from torch import Tensor
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
 from pretrain.models.flop import Work, backbone_flop
-from pretrain.models.latent import Injected
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
+from pretrain.objectives.decoding import BackboneDecoder
 from pretrain.objectives.glm import PackedBatch, count_words, glm_inputs
 from pretrain.objectives.health import Health
-from pretrain.objectives.latent import backbone_nats
 from pretrain.objectives.loss import LossTerm, ObjectiveModel
 from pretrain.objectives.turns import Turns
 
@@ -71,7 +70,7 @@ class CausalObjective:
         self, model: ObjectiveModel, inputs: Mapping[str, Tensor]
     ) -> dict[str, LossTerm]:
         """`total`, with its graph, and the others, without."""
-        nats_N = backbone_nats(model.backbone, Injected(None, None), inputs)
+        nats_N = BackboneDecoder(model.backbone).target_nats(inputs)
         total = (nats_N * inputs["weights"]).sum()
         terms = {
             "total": LossTerm(total, inputs["weights"].sum()),

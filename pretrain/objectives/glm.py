@@ -19,12 +19,12 @@ from torch import Tensor
 from data_pipeline.rows import KINDS
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankConfig, BlankTransform
-from kernels.visibility import Visibility
 from pretrain.models.flop import Work, backbone_flop
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
+from pretrain.objectives.decoding import BackboneDecoder
 from pretrain.objectives.health import Health
-from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
+from pretrain.objectives.loss import LossTerm, ObjectiveModel
 from pretrain.objectives.turns import Turns
 
 
@@ -87,12 +87,8 @@ class GlmObjective:
         self, model: ObjectiveModel, inputs: Mapping[str, Tensor]
     ) -> dict[str, LossTerm]:
         """`total`, with its graph, and one term per kind of blank, without."""
-        backbone = model.backbone
-        visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
-        hidden_BTD = backbone(inputs["ids"], inputs["positions"], visibility)
-        losses_N = target_losses(backbone, hidden_BTD, inputs["target_index"], inputs["targets"])
         weights_N = inputs["weights"]
-        weighted_N = losses_N * weights_N
+        weighted_N = BackboneDecoder(model.backbone).target_nats(inputs) * weights_N
         total = LossTerm(weighted_N.sum(), weights_N.sum())
         return {"total": total, **kind_terms(weighted_N, weights_N, inputs["kind"])}
 

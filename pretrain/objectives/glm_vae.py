@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.blank import BlankTransform
 from pretrain.models.flop import Work, backbone_flop
-from pretrain.models.latent import Injected, Injector, LatentHead, Posterior
+from pretrain.models.latent import Injector, LatentHead, Posterior
 from pretrain.models.shape import BackboneShape
-from pretrain.objectives.latent import backbone_nats, sources_visibility
+from pretrain.objectives.decoding import BackboneDecoder
+from pretrain.objectives.latent import sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.settings.latent_config import GlmVaeConfig
 
@@ -76,15 +77,10 @@ class GlmVae:
         head = self._part(model).head
         return head(read_BTD, inputs["source_document"], inputs["exists"].shape[1])
 
-    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
-        """What the backbone reads of z while it fills blanks."""
-        return self._part(model).injector(z_BNZ, model.backbone.dtype)
-
-    def target_nats(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
-    ) -> Tensor:
-        """Cross entropy of each target given z: (N,)."""
-        return backbone_nats(model.backbone, self.injected(model, z_BNZ), inputs)
+    def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> BackboneDecoder:
+        """The backbone, which fills blanks beside the slots of z."""
+        injected = self._part(model).injector(z_BNZ, model.backbone.dtype)
+        return BackboneDecoder(model.backbone, injected)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
         """Of the whole text's pass and that of the blanked rows."""

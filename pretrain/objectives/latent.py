@@ -19,12 +19,12 @@ from data_pipeline.protocols import Transform
 from data_pipeline.rows import KINDS
 from data_pipeline.tokenizing.special import SpecialIds
 from kernels.visibility import Visibility
-from pretrain.models.backbone import Backbone
 from pretrain.models.flop import Work
-from pretrain.models.latent import Injected, Posterior
+from pretrain.models.latent import Posterior
 from pretrain.models.latent_shape import LatentShape
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
+from pretrain.objectives.decoding import Decoder
 from pretrain.objectives.elbo import (
     OPTIMISED,
     TextLosses,
@@ -37,7 +37,7 @@ from pretrain.objectives.elbo import (
 from pretrain.objectives.glm import count_words, glm_inputs, kind_terms
 from pretrain.objectives.health import Health
 from pretrain.objectives.latent_inputs import latent_inputs
-from pretrain.objectives.loss import LossTerm, ObjectiveModel, target_losses
+from pretrain.objectives.loss import LossTerm, ObjectiveModel
 from pretrain.objectives.turns import Turns
 from pretrain.settings.elbo_config import ElboConfig
 
@@ -81,14 +81,8 @@ class LatentModel(Protocol):
         """q(z | x) of each document."""
         ...
 
-    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
-        """What the backbone reads of z while it writes; arguments of Backbone.forward."""
-        ...
-
-    def target_nats(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
-    ) -> Tensor:
-        """Cross entropy of each target given z, in nats and fp32: (N,)."""
+    def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> Decoder:
+        """What writes texts beside z; None: beside none, a backbone then reads tokens alone."""
         ...
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
@@ -148,21 +142,16 @@ class LatentObjective:
         there."""
         return self.of.encode(model, inputs)
 
-    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
-        """What the backbone reads of z while it writes; arguments of Backbone.forward."""
-        return self.of.injected(model, z_BNZ)
-
-    def target_nats(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
-    ) -> Tensor:
-        """- log p(target | what stands before it, z) of each target, in nats and fp32: (N,)."""
-        return self.of.target_nats(model, inputs, z_BNZ)
+    def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> Decoder:
+        """See LatentModel."""
+        return self.of.decoder(model, z_BNZ)
 
     def text_nats(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
+        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor | None
     ) -> TextLosses:
-        """- log p(x | z) of each document: (B, N), 0 for those that are not there."""
-        return texts_of(self.target_nats(model, inputs, z_BNZ) * inputs["weights"], inputs)
+        """- log p(x | z) of each document: (B, N), 0 for those not there. z_BNZ: see `decoder`."""
+        nats_N = self.decoder(model, z_BNZ).target_nats(inputs)
+        return texts_of(nats_N * inputs["weights"], inputs)
 
     def loss_terms(
         self, model: ObjectiveModel, inputs: Mapping[str, Tensor]
@@ -175,7 +164,7 @@ class LatentObjective:
             posterior, z_BNZ, exists_BN, inputs["text_kind"], is_training=model.training
         )
         weights_N = inputs["weights"]
-        weighted_N = self.target_nats(model, inputs, z_BNZ) * weights_N
+        weighted_N = self.decoder(model, z_BNZ).target_nats(inputs) * weights_N
         texts, config = texts_of(weighted_N, inputs), self.elbo(is_training=model.training)
         terms = elbo_terms(posterior, texts, inputs["beta"], config)
         if "num_words" in inputs:
@@ -215,14 +204,3 @@ def texts_of(weighted_N: Tensor, inputs: Mapping[str, Tensor]) -> TextLosses:
 def sources_visibility(inputs: Mapping[str, Tensor]) -> Visibility:
     """Each source sees all of itself."""
     return Visibility(inputs["source_lo"], inputs["source_hi"], inputs["source_document"])
-
-
-def backbone_nats(backbone: Backbone, injected: Injected, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Cross entropy of each target in the rows that a backbone writes beside what z gives it."""
-    hidden_BTD = backbone(
-        inputs["ids"],
-        inputs["positions"],
-        Visibility(inputs["lo"], inputs["hi"], inputs["document"]),
-        **injected._asdict(),
-    )
-    return target_losses(backbone, hidden_BTD, inputs["target_index"], inputs["targets"])

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from data_pipeline.tokenizing.special import SpecialIds
 from data_pipeline.transforms.causal import CausalTransform
 from pretrain.models.flop import Work
-from pretrain.models.latent import LOGVAR_LIMIT, Injected, Posterior, WideLinear
-from pretrain.models.lstm import LstmReader, LstmWriter, unpacked
+from pretrain.models.latent import LOGVAR_LIMIT, Posterior, WideLinear
+from pretrain.models.lstm import LstmReader, LstmWriter, State, packed, unpacked
 from pretrain.models.shape import BackboneShape
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.settings.latent_config import LstmVaeConfig
@@ -47,6 +47,43 @@ class LstmVaePart(nn.Module):
             dropout_prob=config.dropout_prob,
             generator=generator,
         )
+
+
+class LstmDecoder:
+    """The writer beside z, and the state that it has reached."""
+
+    def __init__(self, writer: LstmWriter, z_BNZ: Tensor, max_tokens: int) -> None:
+        """max_tokens: of the longest text."""
+        self.writer, self.z_BNZ, self.max_tokens = writer, z_BNZ, max_tokens
+        self._state: State | None = None
+
+    def target_nats(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See Decoder."""
+        texts = unpacked(
+            inputs["ids"],
+            inputs["document"],
+            inputs["positions"][:, 0],
+            num_documents=self.z_BNZ.shape[1],
+            max_tokens=self.max_tokens,
+        )
+        hidden_DLE, _ = self.writer(texts.ids, self.z_BNZ.flatten(0, 1))
+        hidden_BTE = packed(hidden_DLE, texts)
+        hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, inputs["target_index"])
+        logits_NV = self.writer.logits(hidden_NE).float()
+        return F.cross_entropy(logits_NV, inputs["targets"], reduction="none")
+
+    def next_scores(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """See Decoder."""
+        z_RZ = self.z_BNZ[:, 0]
+        hidden_RTE, self._state = self.writer(columns["ids"].long(), z_RZ, self._state)
+        return self.writer.logits(hidden_RTE[:, -1]).float()
+
+    def keep(self, rows_R: Tensor) -> None:
+        """See Decoder."""
+        assert self._state is not None, "nothing has been read"
+        self.z_BNZ = self.z_BNZ[rows_R]
+        hidden_1RH, cell_1RH = self._state
+        self._state = (hidden_1RH[:, rows_R], cell_1RH[:, rows_R])
 
 
 class LstmVae:
@@ -88,29 +125,11 @@ class LstmVae:
         mu, logvar = part.head(part.encoder(texts)).chunk(2, -1)
         return Posterior(mu, logvar.clamp(-LOGVAR_LIMIT, LOGVAR_LIMIT))
 
-    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
-        """Nothing: what writes is an LSTM. Raises ValueError."""
-        raise ValueError(
-            "an LSTM VAE has no backbone that could write beside z. Decode with a run of "
-            "objectives.optimus, adavae or glm_vae; `evaluate --latent` takes this one too."
-        )
-
-    def target_nats(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
-    ) -> Tensor:
-        """Cross entropy of each target given z: (N,)."""
-        writer = self._part(model).decoder
-        texts = unpacked(
-            inputs["ids"],
-            inputs["document"],
-            inputs["positions"][:, 0],
-            num_documents=z_BNZ.shape[1],
-            max_tokens=self._part(model).max_tokens,
-        )
-        hidden_BTE = writer(texts, z_BNZ)
-        hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, inputs["target_index"])
-        logits_NV = writer.logits(hidden_NE).float()
-        return F.cross_entropy(logits_NV, inputs["targets"], reduction="none")
+    def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> "LstmDecoder":
+        """The second LSTM, which cannot do without z."""
+        assert z_BNZ is not None, "an LSTM begins with z and reads it beside every token"
+        part = self._part(model)
+        return LstmDecoder(part.decoder, z_BNZ, part.max_tokens)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
         """Of both LSTMs' gates and the output layer."""

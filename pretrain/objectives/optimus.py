@@ -17,9 +17,10 @@ from data_pipeline.transforms.causal import CausalTransform
 from data_pipeline.transforms.two_streams import TwoStreamTransform
 from pretrain.models.backbone import Backbone
 from pretrain.models.flop import Work, backbone_flop
-from pretrain.models.latent import Injected, Injector, LatentHead, Posterior
+from pretrain.models.latent import Injector, LatentHead, Posterior
 from pretrain.models.shape import BackboneShape, padded_vocabulary
-from pretrain.objectives.latent import backbone_nats, sources_visibility
+from pretrain.objectives.decoding import BackboneDecoder
+from pretrain.objectives.latent import sources_visibility
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.settings.latent_config import OptimusConfig
 
@@ -105,15 +106,10 @@ class Optimus:
         )
         return part.head(read_BTD, inputs["source_document"], inputs["exists"].shape[1])
 
-    def injected(self, model: ObjectiveModel, z_BNZ: Tensor) -> Injected:
-        """What the decoder reads of z."""
-        return self._part(model).injector(z_BNZ, model.backbone.dtype)
-
-    def target_nats(
-        self, model: ObjectiveModel, inputs: Mapping[str, Tensor], z_BNZ: Tensor
-    ) -> Tensor:
-        """Cross entropy of each target given z: (N,)."""
-        return backbone_nats(model.backbone, self.injected(model, z_BNZ), inputs)
+    def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> BackboneDecoder:
+        """The backbone, beside the slots of z, what it adds, or both."""
+        injected = self._part(model).injector(z_BNZ, model.backbone.dtype)
+        return BackboneDecoder(model.backbone, injected)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
         """Of the encoder's pass and the decoder's."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernels.visibility import Visibility
 from pretrain.evaluate.bound import TextBounds, bound_nats, draw_nats, log_ratio
@@ -205,27 +206,57 @@ def our_gradient(named: dict[str, Any], published: str) -> tuple[Tensor, slice]:
     return (gradient.t() if ".c_" in published else gradient), every
 
 
-def test_without_z_the_decoder_is_the_plain_language_model_bit_for_bit():
-    """No slot, W_D = 0, the same position ids. A slot that is masked instead adds a term of 0 to
-    every softmax, which moves the last bit of its sum."""
-    objective = objective_of("both")
+@torch.no_grad()
+@pytest.mark.parametrize("tag", INJECTIONS)
+def test_without_z_the_decoder_is_the_plain_language_model_bit_for_bit(tag):
+    """The slot masked, nothing added, the same position ids: `evaluate --latent` without any z."""
+    objective = objective_of(tag)
     model, inputs = model_of(objective), inputs_of(objective)
-    with torch.no_grad():
-        model.parts["optimus"].injector.embedding.weight.zero_()
-    injected = objective.injected(model, stored("forward")["z"][:, None])
-    visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
     row = (inputs["ids"], inputs["positions"])
+    visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
+    logits_BTV = model.backbone.logits(model.backbone(*row, visibility))
+    decoder = objective.decoder(model, None)
+    read = model.backbone(*row, visibility, **decoder.injected._asdict())
+    assert torch.equal(model.backbone.logits(read), logits_BTV)
+    nats_N = F.cross_entropy(
+        logits_BTV.flatten(0, 1)[inputs["target_index"]], inputs["targets"], reduction="none"
+    )
+    assert torch.allclose(decoder.target_nats(inputs), nats_N, rtol=1e-5)
+    beside_z = objective.decoder(model, stored("forward")["z"][:, None])
+    assert not torch.allclose(beside_z.target_nats(inputs), nats_N, rtol=1e-2)
+
+    if objective.config.latent.injection == "memory":
+        return
+    model.parts["optimus"].injector.embedding.weight.zero_()  # W_D = 0 adds nothing either
+    injected = objective.decoder(model, stored("forward")["z"][:, None]).injected
+    read = model.backbone(*row, visibility, **injected._replace(memory=None)._asdict())
+    assert torch.equal(model.backbone.logits(read), logits_BTV)
+
+
+@torch.no_grad()
+def test_the_decoder_with_positions_from_0_is_the_published_one_without_z():
+    objective = objective_of("mem")
+    model, inputs = model_of(objective), inputs_of(objective)
     inside = inputs["document"] == 0
-    plain = model.backbone.logits(model.backbone(*row, visibility))
-    without = model.backbone(*row, visibility, **injected._replace(memory=None)._asdict())
-    assert torch.equal(model.backbone.logits(without), plain)
-    # Of another document's number than the tokens': a slot that no token sees.
-    nobodys = Visibility(inputs["lo"], inputs["hi"], inputs["document"] + inside.int())
-    masked = model.backbone(*row, nobodys, memory=injected.memory)
-    assert close(model.backbone.logits(masked)[inside], plain[inside], 2e-6)
-    from_0 = (inputs["ids"], inputs["positions"] - 1, visibility)
-    logits = model.backbone.logits(model.backbone(*from_0))
+    visibility = Visibility(inputs["lo"], inputs["hi"], inputs["document"])
+    hidden = model.backbone(inputs["ids"], inputs["positions"] - 1, visibility)
+    logits = model.backbone.logits(hidden)
     assert close(logits[inside], stored("forward")["nolatent/logits"][inside], FORWARD)
+
+
+@torch.no_grad()
+def test_a_slot_that_no_token_sees_changes_logits_by_rounding_alone():
+    """A softmax over a key more, whose weight is 0, is summed in another order."""
+    objective = objective_of("mem")
+    model, inputs = model_of(objective), inputs_of(objective)
+    memory = objective.decoder(model, stored("forward")["z"][:, None]).injected.memory
+    row, inside = (inputs["ids"], inputs["positions"]), inputs["document"] == 0
+    # Of another document's number than the tokens'.
+    nobodys = Visibility(inputs["lo"], inputs["hi"], inputs["document"] + inside.int())
+    seen = model.backbone(*row, nobodys, memory=memory)
+    plain = model.backbone(*row, Visibility(inputs["lo"], inputs["hi"], inputs["document"]))
+    logits, expected = (model.backbone.logits(hidden)[inside] for hidden in (seen, plain))
+    assert close(logits, expected, 2e-6)
 
 
 @torch.no_grad()
@@ -246,7 +277,7 @@ def test_importance_weighted_bound_mutual_information_active_units_and_perplexit
     bound = bound_nats(nats, log_ratio(each, noise))
     assert bound.tolist() == pytest.approx((-golden["log_px_iw"]).tolist(), abs=1e-4)
     texts = TextBounds(
-        bound, nats.mean(1), kl, nats[:, 0], nats[:, 0], inputs["weights"].new_tensor(
+        bound, nats.mean(1), kl, nats[:, 0], nats[:, 0], None, inputs["weights"].new_tensor(
             (stored("forward")["lengths"][:, 1] - 1).tolist()
         ), torch.full((4,), 5), *posterior, each.sample(golden["mi_eps"][:, None]),
     )  # fmt: skip

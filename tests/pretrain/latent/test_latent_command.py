@@ -15,6 +15,10 @@ def answer(capsys, *argv):
     return json.loads(capsys.readouterr().out)
 
 
+def ids(found):
+    return [row["ids"] for row in found["texts"]]
+
+
 def test_vectors_go_out_and_come_back_as_texts(run_of, tmp_path, capsys):
     run = str(run_of("optimus"))
     found = answer(capsys, "encode", run, "--text", FIRST, LAST)
@@ -25,6 +29,21 @@ def test_vectors_go_out_and_come_back_as_texts(run_of, tmp_path, capsys):
     between = answer(capsys, "interpolate", run, "--first", FIRST, "--last", LAST, *SHORT)["texts"]
     assert [texts[0]["text"], texts[1]["text"]] == [between[0]["text"], between[-1]["text"]]
     assert (between[0]["t"], between[-1]["t"], len(between)) == (0.0, 1.0, 8)
+
+
+def test_an_lstm_writes_as_the_others_do(run_of, tmp_path, capsys):
+    run = str(run_of("lstm_vae"))
+    found = answer(capsys, "encode", run, "--text", FIRST, LAST)
+    (tmp_path / "z.json").write_text(json.dumps(found))
+    decode = ["decode", run, "--vectors", str(tmp_path / "z.json"), *SHORT]
+    texts = ids(answer(capsys, *decode))
+    assert texts == ids(answer(capsys, *decode, "--batch_texts", "1"))
+    between = ids(answer(capsys, "interpolate", run, "--first", FIRST, "--last", LAST, *SHORT))
+    assert [between[0], between[-1]] == texts
+    drawn = ["sample", run, "--num", "3", *SHORT, "--strategy", "sample"]
+    assert len(set(map(tuple, ids(answer(capsys, *drawn))))) == 3
+    same = answer(capsys, "analogy", run, "--a", FIRST, "--b", FIRST, "--c", LAST, *SHORT)
+    assert ids(same) == texts[1:]
 
 
 def test_a_line_ends_where_prepare_ends_it(run_of, tmp_path, capsys):
@@ -108,10 +127,10 @@ def test_mistakes_are_one_line_each(run_of, texts, capsys):
         (["sample", optimus, "--seed", str(2**63)], "seed must lie in 0..2^63 - 1"),
         (["sample", optimus, "--top_p", "0.5"], "no effect with --strategy greedy"),
         (["sample", optimus, "--strategy", "sample", "--top_p", "2"], "top_p must lie in (0, 1]"),
-        (["sample", str(run_of("lstm_vae"))], "an LSTM VAE has no backbone"),
         (["interpolate", optimus, "--first", FIRST], "arguments are required: last"),
         ([*a_map[:-1], str(texts / "m.gif")], "--output must end in .png or .svg"),
-        ([*a_map, "--labels", str(texts / "few.txt")], "holds 2 labels for 24 texts"),
+        ([*a_map, "--labels", str(texts / "few.txt")], "holds 2 labels for the 24 texts"),
+        ([*a_map, "--max_texts", "2", "--labels", str(texts / "few.txt")], "holds 2 labels for"),
         ([*a_map, "--first", FIRST], "give both or neither"),
         ([*a_map, "--method", "tsne", "--perplexity", "20"], "must lie in 1 .. (texts - 1) / 3"),
         ([*a_map, "--labels", str(texts / "none.txt")], "none.txt cannot be read"),

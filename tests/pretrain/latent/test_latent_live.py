@@ -51,7 +51,7 @@ def text_of(run: Path, tag: str) -> dict[int, str]:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in SHOWN if name != "lstm_vae"])
+@pytest.mark.parametrize("name", SHOWN)
 def test_texts_are_written_again_and_drawn_from_the_prior(trained: Path, name: str) -> None:
     again = text_of(trained / name, f"samples/{name}_reconstructions")
     assert list(again) == [2, 4]

@@ -16,12 +16,11 @@ from pretrain.latent.writing import (
     WriteSettings,
     blank_sheet,
     generators_of,
-    next_scores,
     write,
 )
 
 TEXTS = ["the river sees the morning.", "two stones.", "a teacher follows every ship."]
-WRITERS = ["optimus", "adavae", "glm_vae", "glm_vae_prefix"]
+WRITERS = ["optimus", "adavae", "glm_vae", "glm_vae_prefix", "lstm_vae"]
 
 
 @pytest.fixture(params=WRITERS)
@@ -33,16 +32,16 @@ def run(request, run_of):
 def test_a_cache_changes_no_token(run, strategy):
     settings = WriteSettings(strategy=strategy, max_tokens=14)
     sheet = blank_sheet(run.whole_transform(), max_tokens=14)
-    vocabulary = Vocabulary.of(run.tokenizer, run.model.backbone.vocab_size)
+    vocabulary = Vocabulary.of(run.tokenizer, run.vocab_size)
     z_NZ = 2.0 * prior_draws(5, 6, seed=1)
 
     def scores(columns):
-        injected = run.objective.injected(run.model, columns["z"][:, None])
-        return next_scores(run.model.backbone, columns, injected)
+        return run.objective.decoder(run.model, columns["z"][:, None]).next_scores(columns)
 
+    decoder = run.objective.decoder(run.model, z_NZ[:, None])
     cached, anew = (
         write(sheet, reader, vocabulary, settings, generators_of(0, range(5)))
-        for reader in (CachedReader(run.objective, run.model, z_NZ), AnewReader(scores, z_NZ))
+        for reader in (CachedReader(decoder), AnewReader(scores, z_NZ))
     )
     assert [one.ids for one in cached] == [one.ids for one in anew]
     assert [one.nats for one in cached] == pytest.approx([one.nats for one in anew], rel=1e-4)
@@ -53,7 +52,7 @@ def test_rows_that_end_leave_the_others_alone(run):
     """eos made likely enough: texts end at different places."""
     eos = run.tokenizer.special.eos
     sheet = blank_sheet(run.whole_transform(), max_tokens=12)
-    vocabulary = Vocabulary.of(run.tokenizer, run.model.backbone.vocab_size)
+    vocabulary = Vocabulary.of(run.tokenizer, run.vocab_size)
     z_NZ = 2.0 * prior_draws(8, 6, seed=3)
     settings = WriteSettings(strategy="sample", max_tokens=12)
 
@@ -68,7 +67,7 @@ def test_rows_that_end_leave_the_others_alone(run):
         found = []
         for first in range(0, 8, size):
             some = range(first, first + size)
-            reader = Ending(run.objective, run.model, z_NZ[first : first + size])
+            reader = Ending(run.objective.decoder(run.model, z_NZ[first : first + size, None]))
             found += write(sheet, reader, vocabulary, settings, generators_of(0, some))
         return found
 
@@ -76,6 +75,17 @@ def test_rows_that_end_leave_the_others_alone(run):
     assert [one.ids for one in together] == [one.ids for one in alone]
     assert len({len(one.ids) for one in together}) > 2
     assert all(eos not in one.ids and one.ids for one in together)
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sample"])
+def test_no_batch_size_changes_a_text(run, strategy):
+    z_NZ = 2.0 * prior_draws(5, 6, seed=2)
+    alone, two, all_five = (
+        decoded(run, z_NZ, WriteSettings(strategy=strategy, max_tokens=10, batch_texts=size))
+        for size in (1, 2, 5)
+    )
+    ids = [one.ids for one in alone]
+    assert ids == [one.ids for one in two] == [one.ids for one in all_five]
 
 
 @torch.no_grad()
@@ -88,7 +98,7 @@ def test_what_is_written_is_as_probable_as_the_objective_says(run):
     split = MemorySplit.from_documents([ids])
     rows = TextRows(split, run.whole_transform(), seed=0, source_tokens=64)
     inputs = run.objective.inputs(rows.batch(np.array([0])))
-    nats_N = run.objective.target_nats(run.model, inputs, mu[:1, None])
+    nats_N = run.objective.decoder(run.model, mu[:1, None]).target_nats(inputs)
     read = nats_N if written.complete else nats_N[: len(ids)]
     assert float(read.sum()) == pytest.approx(written.nats, rel=1e-4)
 
