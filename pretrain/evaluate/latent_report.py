@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from data_pipeline.rows import KINDS
@@ -25,7 +24,6 @@ from pretrain.evaluate.bound import TextBounds
 from pretrain.objectives.health import LOG_2PI, active_units, mixture_log_density
 
 Denominator = Literal["targets", "reference"]
-TEXTS_AT_ONCE = 512  # rows of the (N, N) densities that are held at once
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,7 @@ def information(mu_NZ: Tensor, logvar_NZ: Tensor, z_NSZ: Tensor) -> Information 
     if len(mu_NZ) < 2:
         return None
     mu, logvar, z = (t.double() for t in (mu_NZ, logvar_NZ, z_NSZ))
-    mixture = [
-        mixture_log_density(some, mu, logvar) for some in z.flatten(0, 1).split(TEXTS_AT_ONCE)
-    ]
-    log_mixture = torch.cat(mixture).mean()
+    log_mixture = mixture_log_density(z.flatten(0, 1), mu, logvar).mean()
     negative_entropy = -0.5 * (LOG_2PI + 1.0 + logvar).sum(-1).mean()
     log_prior = -0.5 * (LOG_2PI + z.square()).sum(-1).mean()
     return Information(

@@ -9,6 +9,7 @@ import torch
 
 from data_pipeline.rows import KINDS
 from pretrain.models.latent import Posterior
+from pretrain.objectives import health
 from pretrain.objectives.health import (
     Health,
     Window,
@@ -42,7 +43,10 @@ def test_posteriors_far_apart_reach_the_ceiling_and_equal_ones_nothing():
     assert found == pytest.approx(0.0, abs=4 * math.sqrt(3 / 2 / 50))
 
 
-def test_the_mixture_is_the_sum_of_its_densities():
+@pytest.mark.parametrize("at_once", [1, 20, 1 << 20])
+def test_the_mixture_is_the_sum_of_its_densities(monkeypatch, at_once):
+    """However many of the 7 x 7 densities stand at once: a row of them, 2 and all."""
+    monkeypatch.setattr(health, "DENSITIES_AT_ONCE", at_once)
     generator = torch.Generator().manual_seed(1)
     mu, logvar, z = (torch.randn(7, 4, generator=generator).double() for _ in range(3))
     expected = [
