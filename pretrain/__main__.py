@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pretrain.environment import refuse_foreign_kernels
 from pretrain.recording.run_log import log_to_stderr
-from pretrain.settings.mistakes import AgreedError, LostRankError, say, say_alone
+from pretrain.settings.mistakes import AgreedError, LostRankError, NotMetError, say, say_alone
 
 if TYPE_CHECKING:
     from pretrain.settings.config import Config
@@ -35,7 +35,7 @@ def _train(argv: Sequence[str]) -> None:
                 "python -m data_pipeline prepare --input TEXT --tokenizer TOKENIZER "
                 f"--validation 0.01 --output {source.shards}"
             )
-    from pretrain.distributed.stop_signs import EXIT_CODE
+    from pretrain.distributed.stop_signs import EXIT_CODE, NOT_MET_CODE
     from pretrain.training.train import run
 
     try:
@@ -46,6 +46,9 @@ def _train(argv: Sequence[str]) -> None:
         # Each rank by itself: nobody knows which of the others is left to speak for all.
         say_alone(str(error))
         leave_at_once(1)
+    except NotMetError as error:
+        say_alone(str(error))
+        leave_at_once(NOT_MET_CODE)
     except (ValueError, OSError) as error:
         # Met by this rank alone, as damage in the rows that only it reads.
         say_alone(str(error))

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from pretrain.distributed import network
 from pretrain.distributed.launching import check_launch, launchers
 from pretrain.distributed.roll_call import RollCall
-from pretrain.settings.mistakes import AgreedError, LostRankError, say_alone
+from pretrain.distributed.stop_signs import NOT_MET_CODE
+from pretrain.settings.mistakes import AgreedError, LostRankError, NotMetError, say_alone
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def join_world(
     interface: network interface for NCCL and gloo, None to let them look for one.
     expected_ranks: how many there must be; None takes what the launcher started.
     Raises ValueError where a launcher set only a part of the environment, or started something else
-    than was asked for.
+    than was asked for, and NotMetError where the ranks do not find each other.
     """
     given = [name for name in _LAUNCHED if name in os.environ]
     launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
@@ -151,7 +152,7 @@ def join_world(
                     world_size=world_size,
                 )
         except RuntimeError as error:
-            raise ValueError(_not_found(interface, str(error).splitlines()[0])) from error
+            raise NotMetError(_not_found(interface, str(error).splitlines()[0])) from error
     return World(rank, world_size, local_rank, device, timeout_s, started_by)
 
 
@@ -162,7 +163,7 @@ def _ended_after(seconds: float, interface: str | None) -> Iterator[None]:
 
     def end() -> None:
         say_alone(_not_found(interface, f"no answer for {seconds:.0f} s"))
-        os._exit(2)
+        os._exit(NOT_MET_CODE)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

@@ -1,4 +1,4 @@
-"""A user's mistake: one line on stderr, and who says it when there are many ranks."""
+"""What ends a run, as one line on stderr, and who says it when there are many ranks."""
 
 import os
 import sys
@@ -10,6 +10,10 @@ class AgreedError(ValueError):
 
 class LostRankError(RuntimeError):
     """A collective failed because another rank is gone or does not answer."""
+
+
+class NotMetError(RuntimeError):
+    """The ranks of a start did not find each other: the network's trouble, which may pass."""
 
 
 def say_alone(message: str) -> None:

@@ -37,9 +37,14 @@ def test_the_scripts_differ_in_recipe_name_and_comments_alone(name: str, reposit
     first, script = (repository / "launch" / f"{n}.sh" for n in ("pretrain_glm", name))
     assert form(script) == form(first)
     assert form(script).count("RECIPE") == 1 and "SCRIPT" in form(script)
+    assert "\n#SBATCH --signal=B:USR1@120 --requeue --open-mode=append\n" in form(script)
     assert script.stat().st_mode & 0o777 == first.stat().st_mode & 0o777
     usage = [line for line in script.read_text().split("\n") if line.startswith("#   ")]
     assert len(usage) >= 6 and all(f"{name}.sh" in line for line in usage)
+
+
+def test_every_script_is_looked_at(repository: Path) -> None:
+    assert {path.stem for path in repository.glob("launch/pretrain_*.sh")} == set(RECIPES)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -118,6 +118,24 @@ def test_missing_shards_end_the_launch_with_2_and_the_command_that_makes_them(cl
     assert "python -m data_pipeline prepare" in said[0]
 
 
+def test_a_rank_that_meets_nobody_ends_with_75_and_says_where_it_waited(
+    clone: Path, small_shards: Path
+) -> None:
+    port = free_port()
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    arguments = ["--config", "launch/recipes/debug.yaml", "--data.shards", str(small_shards)]
+    done = subprocess.run(
+        ["bash", SCRIPT, *arguments, "--timeout_s", "2"],
+        cwd=clone,
+        env={**os.environ, **rank, "MASTER_PORT": str(port), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 75, done.stderr
+    assert f"the ranks did not find each other at 127.0.0.1:{port}" in done.stderr
+
+
 def test_a_rank_without_shards_ends_with_2_and_one_line(clone: Path) -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHON": sys.executable}
     done = subprocess.run(

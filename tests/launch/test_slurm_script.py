@@ -4,7 +4,6 @@ tests/launch/slurm/ does the same under a real SLURM, which takes a hundred time
 """
 
 import fcntl
-import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ PROGRAMS = {
     "python": f"""#!/bin/bash
 case " $* " in
   *" -c "*) exec {sys.executable} "$@" ;;
-  *" progress "*) echo "$*" >> "$HERE/progress"; printf "$PROGRESS" ;;
+  *" progress "*) echo "$*" >> "$HERE/progress"; printf "$PROGRESS"; exit ${{PROGRESS_RC:-0}} ;;
   *) env > "$HERE/rank"; grep SigIgn /proc/$$/status | tr : = >> "$HERE/rank" ;;
 esac
 """,
@@ -31,7 +30,7 @@ printf "%s\n" "$@" > "$HERE/srun"
 [[ -z "${SRUN_WAITS:-}" ]] || wait
 exit ${SRUN_RC:-0}
 """,
-    "scancel": '#!/bin/bash\necho "$*" >> "$HERE/scancel"\n',
+    "scancel": '#!/bin/bash\necho "$*" >> "$HERE/scancel"\nexit ${SCANCEL_RC:-0}\n',
     "scontrol": """#!/bin/bash
 case "$1 $2" in
   "show hostnames") printf "node7\\nnode8\\n" ;;
@@ -161,18 +160,6 @@ def rank_of(cluster: Cluster, **environment: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in ended.lines("rank") if "=" in line)
 
 
-def test_scripts_of_all_objectives_find_their_way_alike(repository: Path) -> None:
-    """A spooled copy has nothing but itself to find the repository with."""
-
-    def without_names(script: Path) -> str:
-        head, text = script.read_text().split("set -euo pipefail\n")
-        assert head.splitlines()[1] == "#SBATCH --signal=B:USR1@120 --requeue --open-mode=append"
-        return re.sub(r"/recipes/\w+\.yaml", "/RECIPE", text.replace(script.name, "SCRIPT"))
-
-    scripts = list(repository.glob("launch/pretrain_*.sh"))
-    assert len({without_names(script) for script in scripts}) == 1
-
-
 def test_a_task_of_srun_becomes_the_rank_that_slurm_says(cluster: Cluster) -> None:
     rank = rank_of(cluster, SLURM_CPUS_PER_TASK="3")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -268,6 +255,28 @@ def test_a_restart_waits_for_ranks_that_a_lost_node_has_left(cluster: Cluster) -
     assert ended.arguments == ["--steps", "9", "--resume", "auto"]
 
 
+def test_a_disk_without_locks_is_not_waited_for(cluster: Cluster) -> None:
+    cluster.run.mkdir(parents=True)
+    (cluster.run / ".lock").touch()
+    flock = cluster.folder / "bin/flock"
+    flock.write_text("#!/bin/bash\nexit 71\n")
+    flock.chmod(0o755)
+    ended = cluster.start(SLURM_RESTART_COUNT="1", PROGRESS=cluster.progress(4))
+    assert ended.code == 0 and "still being written" not in ended.said
+
+
+def test_the_next_task_of_a_chain_waits_for_them_too(cluster: Cluster) -> None:
+    """Its ranks would end with 2, and the chain with them."""
+    cluster.run.mkdir(parents=True)
+    with open(cluster.run / ".lock", "w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        let_go = threading.Timer(2, fcntl.flock, (lock, fcntl.LOCK_UN))
+        let_go.start()
+        ended = cluster.start(**ARRAY, THROTTLE="ArrayTaskThrottle=1")
+        let_go.join()
+    assert ended.code == 0 and "still being written" in ended.said
+
+
 def test_asked_to_save_it_asks_the_ranks_and_is_requeued(cluster: Cluster) -> None:
     ended = cluster.signalled(signal.SIGUSR1)
     assert (ended.code, ended.lines("requeue")) == (SIGTERM, ["77"])
@@ -306,6 +315,16 @@ def test_crashes_without_progress_end_the_requeueing(cluster: Cluster) -> None:
     assert crash(5) == ["77"]  # a checkpoint more
     assert crash(5, SLURM_JOB_ID="78") == ["78"]  # another job counts from the beginning
     assert [crash(5, MAX_CRASHES="1", SLURM_JOB_ID="79")] == [[]]
+
+
+def test_ranks_that_did_not_meet_are_a_crash_that_may_pass(cluster: Cluster) -> None:
+    never_met = {"SRUN_RC": "75", "PROGRESS": cluster.progress(4), "MAX_CRASHES": "2"}
+    first = cluster.start(**never_met)
+    assert (first.code, first.lines("requeue")) == (SIGTERM, ["77"])
+    assert "the ranks did not find each other, step 4 of 9 is saved" in first.said
+    second = cluster.start(**never_met)
+    assert (second.code, second.lines("requeue")) == (75, [])
+    assert "crashed 2 times at step 4" in second.said
 
 
 def test_where_slurm_refuses_to_requeue_it_says_what_to_do(cluster: Cluster) -> None:
@@ -347,6 +366,49 @@ def test_a_chain_that_crashes_without_progress_ends(cluster: Cluster) -> None:
 
     assert [crash(1), crash(2)] == [(1, []), (1, [])]
     assert crash(3) == (1, ["--state=PENDING 40"])
+
+
+def test_a_chain_goes_on_after_ranks_that_did_not_meet(cluster: Cluster) -> None:
+    chain = {**ARRAY, "THROTTLE": "ArrayTaskThrottle=1", "PROGRESS": cluster.progress(4)}
+    for _ in range(2):
+        ended = cluster.start(**chain, SRUN_RC="75")
+        assert (ended.code, ended.lines("scancel")) == (75, [])
+        assert "the next task of the chain goes on" in ended.said
+    ended = cluster.start(**chain, SRUN_RC="75")
+    assert (ended.code, ended.lines("scancel")) == (75, ["--state=PENDING 40"])
+
+
+MISTAKES = {
+    "of the ranks": {"SRUN_RC": "2"},
+    "in the recipe": {"PROGRESS_RC": "2"},
+    "in the request": {"SLURM_GPUS_ON_NODE": "8"},
+    "in the array": {"THROTTLE": "ArrayTaskThrottle=4"},
+}
+
+
+@pytest.mark.parametrize("where", MISTAKES)
+def test_a_mistake_ends_the_whole_chain(cluster: Cluster, where: str) -> None:
+    chain = {**ARRAY, "THROTTLE": "ArrayTaskThrottle=1", **MISTAKES[where]}
+    ended = cluster.start(**chain)
+    assert (ended.code, ended.lines("scancel")) == (2, ["--state=PENDING 40"])
+    assert ended.said.count("a mistake of yours, which every task of the chain would meet") == 1
+    last = cluster.start(**(chain | {"SLURM_ARRAY_TASK_ID": "20"}))
+    assert (last.code, last.lines("scancel")) == (2, [])
+    refused = cluster.start(**chain, SCANCEL_RC="1")
+    assert refused.code == 2 and "they are not: scancel 40" in refused.said
+
+
+def test_a_chain_without_an_interpreter_ends_too(cluster: Cluster) -> None:
+    ended = cluster.start(**ARRAY, PYTHON="")
+    assert (ended.code, ended.lines("scancel")) == (2, ["--state=PENDING 40"])
+
+
+@pytest.mark.parametrize("more", [["--name", "glm_%a"], ["--sweep", "s.yaml"]])
+def test_a_mistake_of_one_run_leaves_the_other_tasks_alone(
+    cluster: Cluster, more: list[str]
+) -> None:
+    ended = cluster.start(*more, **ARRAY, SRUN_RC="2")
+    assert (ended.code, ended.lines("scancel")) == (2, [])
 
 
 def test_a_sweep_is_no_chain(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from pretrain.objectives.loss import ObjectiveModel
 from pretrain.recording.run_folder import RunFolder
 from pretrain.recording.run_log import log_end, log_to_file
 from pretrain.settings.cli import Start, parse_train
-from pretrain.settings.mistakes import AgreedError, LostRankError
+from pretrain.settings.mistakes import AgreedError, LostRankError, NotMetError
 from pretrain.training import beginning, train
 
 DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
@@ -25,6 +25,7 @@ DEBUG = str(Path(__file__).parents[2] / "launch" / "recipes" / "debug.yaml")
         (ValueError("a shard\nis damaged"), 2, "pretrain: rank 5: a shard is damaged\n"),
         (OSError(5, "Input/output error"), 2, "pretrain: rank 5: [Errno 5] Input/output error\n"),
         (LostRankError("a rank is gone"), 1, "pretrain: rank 5: a rank is gone\n"),
+        (NotMetError("nobody came"), 75, "pretrain: rank 5: nobody came\n"),
         (AgreedError("rank 0 says it"), 2, ""),
     ],
 )

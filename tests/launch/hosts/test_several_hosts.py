@@ -173,7 +173,7 @@ def test_the_run_goes_on_with_more_ranks_and_with_fewer(
 def test_ranks_that_cannot_reach_each_other_end_in_time(idle_hosts: Any, job: Job) -> None:
     """Half a minute on a quiet machine."""
     started = job.start(interface="lo")
-    assert started.wait(timeout=SLOW_MACHINE_S) == 2, job.log.read_text()
+    assert started.wait(timeout=SLOW_MACHINE_S) == 75, job.log.read_text()
     said = job.said("pretrain: ")
     assert len(said) == 2, said
     for line in said:

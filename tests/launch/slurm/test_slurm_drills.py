@@ -114,6 +114,40 @@ def test_a_chain_ends_by_itself(queue, clone, debug_run: Arguments, tmp_path) ->
     assert queue.steps_of(tmp_path / "runs/debug") == list(range(1, 21))
 
 
+def test_a_chain_stops_at_a_mistake(queue, clone, debug_run: Arguments, tmp_path) -> None:
+    """A quarter of a minute: of four tasks one is started."""
+    log = tmp_path / "chain.log"
+    arguments = debug_run(tmp_path / "runs", "--data.shards", str(tmp_path / "none"))
+    chain = submit(queue, clone, "chain.sbatch", tmp_path, *arguments, options="--array=1-4%1")
+    assert queue.wait(f"{chain}_1") == ("FAILED", "2")
+    assert queue.run("squeue", "--noheader", f"--job={chain}", "--states=PENDING,RUNNING") == ""
+    said = log.read_text()
+    assert "no prepared shards in" in said
+    assert said.count("a mistake of yours, which every task of the chain would meet") == 1
+
+
+def test_ranks_that_did_not_meet_are_started_again(
+    queue, clone, debug_run: Arguments, tmp_path
+) -> None:
+    """About a minute: the second rank leaves before it has met the first."""
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/bash
+if [[ "$SLURM_PROCID" == 1 && "$*" == *" train "* && ! -e {tmp_path}/met ]]; then exit 0; fi
+exec "{clone}/.venv/bin/python" "$@"
+"""
+    )
+    python.chmod(0o755)
+    log = tmp_path / "pretrain.log"
+    arguments = debug_run(tmp_path / "runs", "--timeout_s", "15")
+    job = submit(queue, clone, "pretrain.sbatch", tmp_path, *arguments, PYTHON=str(python))
+    queue.until_line(log, "goes back into the queue")
+    assert "the ranks did not find each other, step 0 of 20 is saved, crashes" in log.read_text()
+    (tmp_path / "met").touch()
+    queue.start_again(job)
+    queue.until_line(log, "step 1/20")
+
+
 def test_a_run_that_crashes_again_and_again_stays_out(
     queue, clone, debug_run: Arguments, tmp_path
 ) -> None:
