@@ -11,6 +11,10 @@
 #   PYTHON    the interpreter; by default python3, or .venv/bin/python of this repository where python3 has no deepspeed
 #   DS_ARGS   flags of the deepspeed launcher for the bare form, such as "--num_gpus 2"
 
+# No program that Python starts from here on, the launchers' own included, takes a module from the folder that somebody
+# works in: a json.py beside the data is a file of theirs.
+export PYTHONSAFEPATH=1
+
 here_of_common=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
 # shellcheck source=launch/slurm.bash
 . "$here_of_common/slurm.bash"
@@ -25,7 +29,8 @@ launch() {
   local root
   root=$(cd -- "$(dirname -- "$script")/.." >/dev/null && pwd)
   export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-  PYTHON=$(interpreter "$root")
+  note_chain "$@"
+  PYTHON=$(interpreter "$root") || leave_with_mistake
   export PYTHON # to the ranks, which may not have our PATH
 
   if has_flag --help "$@" || has_flag -h "$@"; then
@@ -61,8 +66,8 @@ started_by() { # the innermost launcher: srun may start torchrun, sbatch may sta
   fi
 }
 
-worker() { # this process becomes the rank, so that signals of the launcher reach it; -P: the caller's folder shadows nothing
-  exec "$PYTHON" -P -u -m pretrain "$@"
+worker() { # this process becomes the rank, so that signals of the launcher reach it
+  exec "$PYTHON" -u -m pretrain "$@"
 }
 
 bare() {
@@ -77,7 +82,7 @@ bare() {
     echo "launch: /job/hostfile exists, so deepspeed starts on the hosts it lists; DS_ARGS='--hostfile /dev/null' stays here." >&2
   fi
   hand_over
-  exec "$PYTHON" -P -m deepspeed.launcher.runner "${flags[@]}" "$script" "$@"
+  exec "$PYTHON" -m deepspeed.launcher.runner "${flags[@]}" "$script" "$@"
 }
 
 interpreter() {
@@ -94,7 +99,7 @@ interpreter() {
   fi
 }
 
-has_deepspeed() {
+has_deepspeed() { # -P: no Python before 3.11, which would have to be told so
   "$1" -P -c 'import importlib.util as u, sys; sys.exit(u.find_spec("deepspeed") is None)' 2>/dev/null
 }
 

@@ -2,6 +2,7 @@
 # Makes .venv, or brings it up to date: pinned dependencies (constraints.txt), the project itself editable.
 # Says nothing when there is nothing to do. The variables it reads are explained in the Makefile.
 set -euo pipefail
+export PYTHONSAFEPATH=1 # a module of the folder is not what Python or pip asks for
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 venv=$root/.venv

@@ -3,8 +3,9 @@
 #
 #   launch/slurm/submit.sh [OPTIONS OF SBATCH] TEMPLATE.sbatch ARGS...
 #
-# A line of a template that ends in "# required: ..." must be on (#SBATCH), or its option given here, in its long or
-# short form or as sbatch's variable (SBATCH_PARTITION, SBATCH_TIMELIMIT, ...). No line that is on may hold a <...>.
+# A line of a template that ends in "# required: ..." must be on (#SBATCH), or its option given in another line or here,
+# in any form that sbatch takes, or as its variable (SBATCH_PARTITION, SBATCH_TIMELIMIT, ...). No line that is on may
+# hold a <...>.
 # A recipe or a sweep in ARGS is read too, so that a mistake does not wait in the queue. CHECK_ONLY=yes submits nothing.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)
@@ -13,40 +14,34 @@ export PALIMPSEST_ROOT=${PALIMPSEST_ROOT:-${here%/launch/slurm}}
 # shellcheck source=launch/common.bash
 . "${here%/slurm}/common.bash"
 
-declare -A short=([partition]=p [account]=A [qos]=q [constraint]=C [nodes]=N [ntasks]=n [time]=t [array]=a [cpus-per-task]=c)
-declare -A variable=([partition]=SBATCH_PARTITION [account]=SBATCH_ACCOUNT [qos]=SBATCH_QOS [time]=SBATCH_TIMELIMIT
-  [constraint]=SBATCH_CONSTRAINT [array]=SBATCH_ARRAY_INX)
+# shellcheck source=launch/sbatch.bash
+. "${here%/slurm}/sbatch.bash"
 
-is_given() { # OPTION: on the command line or in the environment
-  local name=$1 letter=${short[$1]:-} given
-  for given in "${options[@]}"; do
-    [[ "$given" == "--$name" || "$given" == "--$name="* || (-n "$letter" && "$given" == "-$letter"*) ]] && return
-  done
-  if [[ -n "${variable[$name]:-}" && -n "${!variable[$name]:-}" ]]; then
-    return
-  fi
+is_given() { # OPTION: on the command line, in the environment, or on a line of the template that is on
+  local name=$1 variable
+  case $name in
+    time) variable=SBATCH_TIMELIMIT ;;
+    array) variable=SBATCH_ARRAY_INX ;;
+    *) variable=SBATCH_${name//-/_} && variable=${variable^^} ;;
+  esac
+  [[ -v asked[$name] || -n "${!variable:-}" || -v on_line[$name] ]] && return
   [[ "$name" == ntasks-per-node ]] && is_given ntasks
 }
 
-folder_of_job() { # which relative paths in ARGS count from
-  local given before='' folder=.
-  for given in "${options[@]}"; do
-    [[ "$given" != --chdir=* ]] || folder=${given#*=}
-    [[ "$before" != --chdir && "$before" != -D ]] || folder=$given
-    before=$given
-  done
-  echo "$folder"
-}
-
-options=()
-while (($#)) && [[ "$1" != *.sbatch ]]; do
-  options+=("$1")
-  shift
-done
+declare -A asked=() on_line=()
+read_options asked "$@"
+options=("${@:1:num_read}")
+shift "$num_read"
 if ! (($#)) || [[ ! -f "$1" ]]; then
   echo "usage: submit.sh [OPTIONS OF SBATCH] TEMPLATE.sbatch ARGS...   (templates: $here/*.sbatch)" >&2
   exit 2
 fi
+while IFS= read -r line && [[ -z "$line" || "$line" == '#'* ]]; do
+  if [[ "$line" == '#SBATCH '* && "$line" != *'<'* ]]; then
+    read -r -a words <<<"${line%% \#*}"
+    read_options on_line "${words[@]:1}"
+  fi
+done <"$1"
 
 unset_lines=()
 number=0
@@ -76,8 +71,8 @@ fi
 if ((${#question[@]})); then
   PYTHON=$(interpreter "$PALIMPSEST_ROOT")
   (
-    cd -- "$(folder_of_job)"
-    PYTHONPATH=$PALIMPSEST_ROOT "$PYTHON" -P -m pretrain "${question[@]}" >/dev/null
+    cd -- "${asked[chdir]:-${on_line[chdir]:-.}}" # which relative paths in ARGS count from
+    PYTHONPATH=$PALIMPSEST_ROOT "$PYTHON" -m pretrain "${question[@]}" >/dev/null
   )
 fi
 [[ -z "${CHECK_ONLY:-}" ]] || exit 0

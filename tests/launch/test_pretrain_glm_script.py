@@ -98,7 +98,7 @@ def test_a_rank_becomes_the_trainer(form: int, checkout: Path, recorder: Path, t
     command = forms(checkout / "launch/pretrain_glm.sh")[form]
     arguments = ["--local_rank=0", "--config", "my recipe.yaml", "--name", "two words"]
     called = run(command + arguments, tmp_path, PYTHON=str(recorder), **RANK_ENVIRONMENT)
-    assert called["argv"] == ["-P", "-u", "-m", "pretrain", "train", *arguments]
+    assert called["argv"] == ["-u", "-m", "pretrain", "train", *arguments]
     assert called["cwd"] == str(tmp_path / "where the caller is")
     assert called["PYTHONPATH"].split(":")[0] == str(checkout)
     assert int(called["OMP_NUM_THREADS"]) >= 1
@@ -113,20 +113,20 @@ def test_bare_it_starts_itself_under_deepspeed(form: int, checkout: Path, record
         PYTHON=str(recorder),
         DS_ARGS="--num_gpus 2 --master_port 1234",
     )
-    launcher = ["-P", "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", "1234"]
+    launcher = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", "1234"]
     assert called["argv"] == [*launcher, str(script), "--config=r.yaml", "--steps", "3"]
 
 
 def test_bare_it_takes_a_free_port(checkout: Path, recorder: Path, tmp_path: Path) -> None:
     called = run(forms(checkout / "launch/pretrain_glm.sh")[0], tmp_path, PYTHON=str(recorder))
-    assert 1024 < int(called["argv"][3].removeprefix("--master_port=")) < 65536
+    assert 1024 < int(called["argv"][2].removeprefix("--master_port=")) < 65536
 
 
 def test_without_a_recipe_it_trains_the_base_model(checkout: Path, recorder: Path, tmp_path: Path):
     command = [*forms(checkout / "launch/pretrain_glm.sh")[0], "--steps", "3"]
     called = run(command, tmp_path, PYTHON=str(recorder), **RANK_ENVIRONMENT)
     recipe = str(checkout / "launch/recipes/glm_base.yaml")
-    assert called["argv"][4:] == ["train", "--config", recipe, "--steps", "3"]
+    assert called["argv"][3:] == ["train", "--config", recipe, "--steps", "3"]
 
 
 def test_a_venv_that_is_not_on_the_path_is_found(checkout: Path, recorder: Path, tmp_path: Path):

@@ -90,6 +90,38 @@ def test_a_recipe_with_a_mistake_is_not_submitted(sbatch: Path, repository: Path
     assert (code, said, submitted[-2]) == (0, "", "%a")
 
 
+@pytest.mark.parametrize("form", ["-D{}", "--chdir={}", "-D {}", "-H --chd {}", "a line"])
+def test_a_recipe_counts_from_the_folder_of_the_job(
+    sbatch: Path, repository: Path, tmp_path: Path, form: str
+) -> None:
+    folder, template = tmp_path / "job", TEMPLATES[0].with_name("pretrain.sbatch")
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("config: NONE\n")
+    options = ["-pgpu", "-N2", "-n2", "--time=10"]
+    if form == "a line":
+        head, rest = template.read_text().split("\n", 1)
+        template = tmp_path / "mine.sbatch"
+        template.write_text(f"{head}\n#SBATCH -D {folder}  # where the runs lie\n{rest}")
+    else:
+        options += form.format(folder).split()
+    code, said, submitted = submit(sbatch, *options, str(template), "--config", "mine.yaml")
+    assert (code, submitted) == (2, [])
+    assert "no such file" not in said  # it was read: what is wrong stands in it
+    (folder / "mine.yaml").write_text("name: m\nsteps: 3\ndata: {shards: s}\n")
+    code, said, submitted = submit(sbatch, *options, str(template), "--config", "mine.yaml")
+    assert (code, said, submitted[: len(options)]) == (0, "", options)
+
+
+def test_a_line_that_is_added_stands_for_a_required_one(sbatch: Path, tmp_path: Path) -> None:
+    text = TEMPLATES[0].with_name("pretrain.sbatch").read_text()
+    lines = "#SBATCH -p gpu -N2\n#SBATCH --ntasks=16\n#SBATCH --time 10\n"
+    mine = tmp_path / "mine.sbatch"
+    mine.write_text(text.replace("\n", f"\n{lines}", 1))
+    assert submit(sbatch, str(mine))[:2] == (0, "")
+    mine.write_text(text + lines)  # behind the first command sbatch reads none
+    assert submit(sbatch, str(mine))[0] == 2
+
+
 def test_a_sweep_with_a_mistake_is_not_submitted(sbatch: Path, repository: Path, tmp_path: Path):
     options = ["-pgpu", "-N1", "-n2", "--time=10", "--array=0-1"]
     template = str(TEMPLATES[0].with_name("sweep.sbatch"))
