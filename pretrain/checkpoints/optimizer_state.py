@@ -7,9 +7,11 @@ rank holds of a parameter is then one run of its elements, a fragment:
     bias            0 .. 7                                 rank 0 holds it all
 
 `write` puts the fragments of this rank into a file: fp32 weight and both moments, and where the
-run of elements begins. `read` fills the fragments of this rank from all files that overlap them:
-a checkpoint of any number of ranks, at any stage, serves any other, without a conversion. Where
-nothing has changed, `read_own` takes the one file of this rank in one pass.
+run of elements begins. At stage 0, where every rank holds everything, each writes an equal share
+of every parameter, so that the files together hold it once at any stage. `read` fills the fragments
+of this rank from all files that overlap them: a checkpoint of any number of ranks, at any stage,
+serves any other, without a conversion. Where nothing has changed, `read_own` takes the one file of
+this rank in one pass.
 
 This is the one place that knows where DeepSpeed 0.19.8 keeps its fp32 partitions; everything is
 found through the inner torch.optim.AdamW, whose state is keyed by those partitions.
@@ -61,7 +63,6 @@ class _Place(NamedTuple):
     swapped: int | None  # ZeRO's number of the partition where it lies on NVMe between updates
 
 
-@torch.no_grad()
 def fragments(engine: Engine, *, changed: bool = False) -> Iterator[list[Fragment]]:
     """What this rank holds, in lists of what is in memory together; no fragment is empty.
 
@@ -70,10 +71,17 @@ def fragments(engine: Engine, *, changed: bool = False) -> Iterator[list[Fragmen
     the next is asked for. changed: whether the caller changes them, so that they are written back.
     State that AdamW has not made yet, since no update came before, is made here: zeros.
     """
+    yield from _fragments(engine, _places(engine), changed=changed)
+
+
+@torch.no_grad()
+def _fragments(
+    engine: Engine, places: Iterable[_Place], *, changed: bool = False
+) -> Iterator[list[Fragment]]:
     inner = _inner(engine)
-    for group, places in groupby(_places(engine), key=lambda place: place.swapped):
+    for group, together in groupby(places, key=lambda place: place.swapped):
         with _in_memory(engine, group, changed=changed):
-            yield [_fragment(place, inner) for place in places]
+            yield [_fragment(place, inner) for place in together]
 
 
 def stays_in_memory(engine: Engine) -> bool:
@@ -154,17 +162,33 @@ def _fragment(place: _Place, inner: torch.optim.AdamW) -> Fragment:
 
 def write(engine: Engine, path: Path) -> dict[str, Any]:
     """Write the fragments of this rank; its size and hash. OSError where the disk refuses."""
-    held, inner = _places(engine), _inner(engine)
+    held, inner = _saved_places(engine), _inner(engine)
     layout = {f"{p.name}/{kind}": (torch.float32, (p.length,)) for p in held for kind in KINDS}
     places = {
         p.name: [p.start, p.start + p.length, int(_state(p.partition, inner)["step"])] for p in held
     }
     with TensorWriter(path, layout, metadata={"fragments": json.dumps(places)}) as writer:
-        for together in fragments(engine):
+        for together in _fragments(engine, held):
             for fragment in together:
                 for kind in KINDS:
                     writer.write(fragment.tensors[kind])
         return writer.finish()
+
+
+def _saved_places(engine: Engine) -> list[_Place]:
+    """What this rank's file holds: of what several ranks hold, its share alone."""
+    held, world = _places(engine), engine.world
+    if engine.stage > 0:
+        return held
+    shares = (_share(place, world.rank, world.world_size) for place in held)
+    return [share for share in shares if share.length]
+
+
+def _share(place: _Place, rank: int, world_size: int) -> _Place:
+    first, end = (place.length * part // world_size for part in (rank, rank + 1))
+    return place._replace(
+        offset=place.offset + first, start=place.start + first, length=end - first
+    )
 
 
 def is_own(engine: Engine, path: Path) -> bool:

@@ -58,13 +58,17 @@ def state(
     identity_of_run: Mapping[str, Any],
     positions: Mapping[str, Place],
     held_out_nats: float | None = None,
+    *,
+    owes_evaluation: bool = False,
 ) -> dict[str, Any]:
     """What a checkpoint keeps besides weights and optimizer, as plain JSON values.
 
     held_out_nats: the loss on the validation split at this step, None where it was not measured.
+    owes_evaluation: an evaluation was due after this step, and the run was asked to stop before it.
     """
     return {
         "held_out_nats": held_out_nats,
+        "owes_evaluation": owes_evaluation,
         "positions": {name: place_state(place) for name, place in positions.items()},
         **identity_of_run,
     }

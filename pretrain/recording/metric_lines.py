@@ -11,16 +11,19 @@ TOKENS = "data/tokens_per_step"
 logger = logging.getLogger(__name__)
 
 
-def rewind(path: Path, first_step: int) -> float:
+def rewind(path: Path, first_step: int, *, evaluates_again: bool = False) -> float:
     """Keep only the whole lines of steps before `first_step`; a line that a kill cut off goes
-    too. Returns the tokens that the steps which are left have read."""
+    too. Returns the tokens that the steps which are left have read.
+
+    evaluates_again: remove also the lines of an evaluation after the last step that is kept.
+    """
     if not path.is_file():
         return 0.0
     tokens, removed, partial = 0.0, 0, path.with_suffix(".partial")
     with open(path, encoding="utf-8") as lines, open(partial, "w", encoding="utf-8") as kept:
         for line in lines:
             row = _row(line) if line.endswith("\n") else None
-            if row is not None and row["step"] < first_step:
+            if row is not None and _stays(row, first_step, evaluates_again):
                 kept.write(line)
                 tokens += row.get(TOKENS) or 0.0
             else:
@@ -37,6 +40,12 @@ def rewind(path: Path, first_step: int) -> float:
         first_step,
     )
     return tokens
+
+
+def _stays(row: dict[str, Any], first_step: int, evaluates_again: bool) -> bool:
+    if evaluates_again and row["step"] == first_step - 1:
+        return TOKENS in row
+    return row["step"] < first_step
 
 
 def _row(line: str) -> dict[str, Any] | None:

@@ -114,8 +114,8 @@ class Config:
     seed: int = 1234
     """Seed of the weights, of dropout, of the order of documents and of every blank."""
     stop_at_step: int | None = None
-    """Save and stop after this update, with the schedule of the whole run; a later start goes
-    on."""
+    """Save and stop after this update, with the schedule and the evaluations of the whole run; a
+    later start goes on."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """Rows of an update."""
     model: BackboneShape = field(default_factory=BackboneShape)

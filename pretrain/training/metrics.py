@@ -52,6 +52,8 @@ class Metrics:
 
     first_step: the step that comes next; records of this step and later ones are removed.
     device: what each of `ranks` computes on. settings: those to show in the HParams tab.
+    evaluates_again: the evaluation after the step before comes first, whether an earlier start that
+    came to nothing has recorded it or not.
     """
 
     def __init__(
@@ -63,10 +65,11 @@ class Metrics:
         ranks: int = 1,
         device: str = "cpu",
         settings: Mapping[str, float | str] | None = None,
+        evaluates_again: bool = False,
     ) -> None:
         self._folder, self._path = run, run.metrics
         self._last_step = first_step - 1
-        self._tokens = rewind(self._path, first_step)
+        self._tokens = rewind(self._path, first_step, evaluates_again=evaluates_again)
         # Unbuffered: what a full disk does not take is kept here, whole, and written later.
         self._lines = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
         self._unwritten = b""
@@ -105,6 +108,7 @@ class Metrics:
             ranks=setup.world.world_size,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             settings=shown_settings(setup.config, setup.folder.swept()),
+            evaluates_again=setup.owes_evaluation,
         )
 
     def __enter__(self) -> Self:

@@ -58,6 +58,7 @@ class Setup:
     positions: dict[str, Place]  # where each objective's stream goes on
     judge: Judge
     policy: TrainsPolicy
+    owes_evaluation: bool = False  # after `step`, before anything else
 
     @property
     def shards(self) -> Shards:
@@ -221,7 +222,12 @@ def _restored(setup: Setup, found: Path) -> Setup:
         # Before the first save: what lies ahead is given up now, also if the run is killed here.
         world.on_leader(lambda: checkpoint_files.note_latest(found.parent, found.name))
     logger.info("resumed from %s: step %d is done", found, manifest.update)
-    return replace(setup, step=manifest.update, positions=positions)
+    return replace(
+        setup,
+        step=manifest.update,
+        positions=positions,
+        owes_evaluation=manifest.state.get("owes_evaluation") is True,
+    )
 
 
 def _restore_alarms(objectives: Sequence[Objective], states: Any) -> None:

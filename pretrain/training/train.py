@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.packing.loader import Batch, Place, training_batches
 from pretrain.checkpoints import checkpoint, resume
@@ -110,8 +111,13 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     """Updates from the next to the last, with evaluations and checkpoints on the way."""
     config, world = setup.config, setup.world
     last = config.stop_at_step or config.steps
-    # Before the first step, so that a text the model cannot read ends the run now and not at night.
-    fill_texts(setup, setup.step, metrics if setup.step == 0 else None)
+    if setup.owes_evaluation:
+        logger.info("step %d: evaluated now, the run was asked to stop before it was", setup.step)
+        evaluate(setup, setup.step, metrics)
+        say_shares(setup, setup.step, setup.positions, metrics)
+    else:
+        # Also before the first step: a text the model cannot read ends the run now, not at night.
+        fill_texts(setup, setup.step, metrics if setup.step == 0 else None)
     streams = {o.name: training_stream(setup, o) for o in setup.objectives}
     stops, scalars, watch = StopRequests(setup.folder.path, world), StepScalars(setup), Watch(setup)
     reason = None
@@ -133,15 +139,19 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
             metrics.step(step, scalars(done, lr) | found, said)
         setup.judge.stop_if_hopeless(step)
         reason = stops.agreed(done.votes) if step < last else None
+        places = {name: batch.position for name, batch in batches.items()}
         held_out = None
-        if _due(step, config.evaluation.every_steps, last) and not reason:
+        # Not at a stop_at_step of its own: evaluations are those of the run without the stop.
+        is_due = _due(step, config.evaluation.every_steps, config.steps)
+        if is_due and not reason:
             held_out = evaluate(setup, step, metrics)
-            say_shares(setup, step, batches, metrics)
+            say_shares(setup, step, places, metrics)
             scalars.restart_clock()
         if _due(step, config.checkpoints.every_steps, last) or reason:
-            places = {name: batch.position for name, batch in batches.items()}
-            leaves = bool(reason) or step == last
-            save(setup, step, places, metrics, held_out=held_out, leaves=leaves)
+            state = resume.state(
+                identity_of(setup), places, held_out, owes_evaluation=is_due and bool(reason)
+            )
+            save(setup, step, state, metrics, leaves=bool(reason) or step == last)
             scalars.restart_clock()
         if reason or step == last:
             watch.leave(step)
@@ -151,9 +161,11 @@ def updates(setup: Setup, metrics: Metrics | None) -> str | None:
     return reason
 
 
-def say_shares(setup: Setup, step: int, batches: MicroBatch, metrics: Metrics | None) -> None:
-    """Say what share of the text each corpus has given so far, where there are several."""
-    shares = setup.corpora.shares(batches[setup.objectives[0].name].position)
+def say_shares(
+    setup: Setup, step: int, places: Mapping[str, Place], metrics: Metrics | None
+) -> None:
+    """Say what share of the text each corpus has given up to `places`, where there are several."""
+    shares = setup.corpora.shares(places[setup.objectives[0].name])
     if metrics and shares:
         said = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         metrics.say(f"step {step} | text so far | {said} of the tokens")
@@ -213,15 +225,15 @@ def training_stream(setup: Setup, objective: Objective) -> Iterator[Batch]:
 def save(
     setup: Setup,
     step: int,
-    positions: dict[str, Place],
+    state: dict[str, Any],
     metrics: Metrics | None,
     *,
-    held_out: float | None,
     leaves: bool,
 ) -> None:
     """A checkpoint after `step`, with the metrics on disk before it claims the step.
 
-    leaves: the run ends with it, so that a full disk is an error whatever the recipe says.
+    state: of the data; what the judge and the objectives keep joins it. leaves: the run ends with
+    it, so that a full disk is an error whatever the recipe says.
     """
     rules = setup.config.checkpoints
     try:
@@ -230,7 +242,7 @@ def save(
             setup.folder.checkpoints,
             update=step,
             before=metrics.flush if metrics else lambda: None,
-            state=resume.state(identity_of(setup), positions, held_out)
+            state=state
             | {"judge": setup.judge.state(step)}
             | {"alarms": {o.name: o.alarm.state() for o in setup.objectives if o.alarm}}
             | {"turns": setup.turns.state() if setup.turns else {}},

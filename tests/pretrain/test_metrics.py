@@ -57,3 +57,18 @@ def test_tokens_of_steps_that_are_done_again_count_once(tmp_path: Path) -> None:
         metrics.finish(None)
         metrics.close()
     assert read(tmp_path).tokens == 3 * 100 + 3 * 10
+
+
+def test_an_evaluation_that_comes_again_stands_once(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for first_step, again in ((2, False), (3, True)):
+        metrics = Metrics(folder, first_step=first_step, total_steps=6, evaluates_again=again)
+        if first_step == 2:
+            metrics.step(2, {"data/tokens_per_step": 7.0, "loss/total_nats": 1.0})
+        metrics.evaluation(2, {"validation/total_nats": 1.0})
+        metrics.histogram(2, "validation/kl", [1.0, 2.0])
+        metrics.finish(None)
+        metrics.close()
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [len(row) for row in rows] == [3, 2, 2]
+    assert read(tmp_path).tokens == 7.0

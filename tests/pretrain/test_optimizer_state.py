@@ -10,14 +10,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 
 from pretrain.checkpoints.optimizer_state import KINDS, fragments, is_own, read, read_own, write
 from pretrain.checkpoints.tensor_files import TensorWriter
 
 
-def _engine(seed: int, updates: int) -> Any:
-    """A rank at stage 0, with what fragments() looks at."""
+def _engine(seed: int, updates: int, *, rank: int = 0, world_size: int = 1) -> Any:
+    """A rank at stage 0, with what optimizer_state looks at."""
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3))
     module[1].bias.requires_grad_(False)
@@ -25,7 +26,9 @@ def _engine(seed: int, updates: int) -> Any:
     for _ in range(updates):
         module(torch.randn(2, 5)).square().sum().backward()
         optimizer.step()
-    return SimpleNamespace(stage=0, module=module, deepspeed=SimpleNamespace(optimizer=optimizer))
+    world, deepspeed = SimpleNamespace(rank=rank, world_size=world_size), SimpleNamespace()
+    deepspeed.optimizer = optimizer
+    return SimpleNamespace(stage=0, module=module, deepspeed=deepspeed, world=world)
 
 
 def _state(engine: Any) -> dict[str, Any]:
@@ -105,6 +108,25 @@ def test_a_ranks_own_file_is_read_in_one_pass_with_its_hash(tmp_path: Path) -> N
     data[-1] ^= 1
     (tmp_path / "a").write_bytes(data)
     assert read_own(fresh, tmp_path / "a") != entry
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_that_all_hold_everything_save_it_once_together(
+    world_size: int, tmp_path: Path
+) -> None:
+    """Four ranks have more than one element each of 0.weight alone (15, 3 and 3 elements)."""
+    paths, saved = [], []
+    for rank in range(world_size):
+        paths.append(tmp_path / f"{rank}")
+        write(_engine(1, updates=2, rank=rank, world_size=world_size), paths[-1])
+        saved.append({n: t.numel() for n, t in load_file(paths[-1]).items()})
+    for name, elements in (("0.weight", 15), ("0.bias", 3), ("1.weight", 3)):
+        for kind in KINDS:
+            assert sum(of_rank.get(f"{name}/{kind}", 0) for of_rank in saved) == elements
+    fresh = _engine(2, updates=0, world_size=world_size)
+    assert not is_own(fresh, paths[0])
+    read(fresh, paths)
+    assert _state(fresh) == _state(_engine(1, updates=2))
 
 
 def test_the_file_of_another_cut_is_not_a_ranks_own(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ CASES = Path(__file__).parent / "plan_cases.py"
     ("stage", "precision", "reduction"),
     [
         (0, "fp32", "fp32"),
-        (0, "bf16", "bf16"),
         (1, "bf16", "fp32"),
         (2, "bf16", "bf16"),
         (2, "bf16", "fp32"),

@@ -41,13 +41,16 @@ def main() -> None:
 @contextmanager
 def faults(world: World, wrong: Mapping[str, str]) -> Iterator[None]:
     """What the first micro-batch of the last rank brings at the steps named: `nan` or `spike`, a
-    loss; `gradient`, an infinite one of a finite loss."""
+    loss; `gradient`, an infinite one of a finite loss; `stop`, a signal to save and stop."""
     seed_dropout, loss_terms = update.seed_dropout, GlmObjective.loss_terms
     place: dict[str, int] = {}
 
     def noted(seed: int, step: int, micro_batch: int, rank: int) -> None:
         place.update(step=step + 1, micro_batch=micro_batch)
         seed_dropout(seed, step, micro_batch, rank)
+        is_last = rank == world.world_size - 1 and micro_batch == 0
+        if is_last and wrong.get(str(step + 1)) == "stop":
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     def spoiled(
         objective: GlmObjective, model: ObjectiveModel, inputs: Mapping[str, Tensor]
@@ -55,7 +58,7 @@ def faults(world: World, wrong: Mapping[str, str]) -> Iterator[None]:
         terms = loss_terms(objective, model, inputs)
         is_there = world.rank == world.world_size - 1 and place.get("micro_batch") == 0
         kind = wrong.get(str(place.get("step"))) if is_there and model.training else None
-        if kind is not None:
+        if kind in _SPOIL:
             terms["total"] = LossTerm(_SPOIL[kind](terms["total"].sum), terms["total"].count)
         return terms
 
