@@ -94,8 +94,9 @@ def embedding_2d(
     norm_eps: float = 1e-12,
     dropout_prob: float = 0.0,
     backend: str | None = None,
-) -> Tensor:
-    """Embedding of every token: (B, T, D), the sum of table rows and what may follow it.
+) -> tuple[Tensor, Tensor]:
+    """Embedding of every token, (B, T, D): the sum of table rows and what may follow it. And the
+    edge of the token table, (V, D), for a head that is tied to it (position2d/tied.py).
 
     A table that is None, with its indices None, adds nothing. latent: what each of the N documents
     of a row adds to all its tokens, (B, N, D), found by `document`; padding (-1) gets none.

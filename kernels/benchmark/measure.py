@@ -157,10 +157,10 @@ def embedding_rows(device: str, rounds: int, quick: bool) -> Iterator[Row]:
 
 
 def _embedding_row(case, name, op, index, tables, least_bytes, device, rounds) -> Row:
-    upstream = torch.ones_like(op(*index, *tables))
+    upstream = torch.ones_like(op(*index, *tables)[0])
 
     def both() -> None:
-        torch.autograd.grad(op(*index, *tables), tables, upstream)
+        torch.autograd.grad(op(*index, *tables)[0], tables, upstream)
 
     with torch.no_grad():
         forward_ms = median_ms(lambda: op(*index, *tables), device, rounds)

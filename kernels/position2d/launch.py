@@ -90,26 +90,25 @@ def sum_gradient(
     return dsum, dweight.clone(), dbias.clone()
 
 
-def sum_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """As plain.sum_rows, in a fixed order."""
-    num_tokens, width = rows.shape
+def sum_rows_into(total: Tensor, rows: Tensor, index: Tensor) -> None:
+    """As plain.sum_rows_into, in a fixed order."""
+    assert total.is_contiguous(), "the kernels walk over rows that stand side by side"
+    num_rows, (num_tokens, width) = len(total), rows.shape
     rows = rows.contiguous()
     ordered, order = torch.sort(index, stable=True)
     first = torch.searchsorted(ordered, ordered, out_int32=True)
     stop = torch.searchsorted(ordered, ordered, right=True, out_int32=True)
-    gradient = torch.zeros(num_rows, width, dtype=rows.dtype, device=rows.device)
     partial = _empty(rows, (2 * triton.cdiv(num_tokens, PIECE), width), torch.float32)
     grid = (num_tokens, triton.cdiv(width, BLOCK_D))
     with _on_device_of(rows):
         piece_kernel[grid](
-            rows, gradient, partial, ordered, order, first, stop, num_rows, width,
+            rows, total, partial, ordered, order, first, stop, num_rows, width,
             PIECE=PIECE, BLOCK_D=BLOCK_D, num_warps=4,
         )  # fmt: skip
         join_kernel[grid](
-            gradient, partial, ordered, first, stop, num_rows, width,
+            total, partial, ordered, first, stop, num_rows, width,
             PIECE=PIECE, BLOCK_D=BLOCK_D, num_warps=4,
         )  # fmt: skip
-    return gradient
 
 
 def _rows_side_by_side(index: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
     palimpsest::embedding_2d               the forward pass
     palimpsest::embedding_2d_sum_gradient  back through dropout and LayerNorm
-    palimpsest::sum_rows                   from the tokens that read a table's row to its gradient
+    palimpsest::sum_rows_into              from the tokens that read a table's row to its gradient
 
 On CPU tensors they run the same kernels in triton's interpreter where TRITON_INTERPRET=1 is set,
 and the formulas of plain.py otherwise. No table is kept for the backward pass (under ZeRO-3 it is
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.position2d import plain
+from kernels.position2d.tied import edge_of, gradient_to_add_to
 
 
 def embedding_2d(
@@ -33,14 +34,14 @@ def embedding_2d(
     norm_bias: Tensor | None = None,
     norm_eps: float = 1e-12,
     dropout_prob: float = 0.0,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """See kernels.position2d.reference.embedding_2d; dropout's draws are others."""
     device = token_table_VD.device
     if dropout_prob:
         seed = torch.randint(2**31 - 1, (1,), device=device, dtype=torch.int32)
     else:
         seed = torch.zeros(1, device=device, dtype=torch.int32)
-    out_BTD, _ = embedding_forward(
+    out_BTD, _, tied_VD = embedding_forward(
         ids_BT,
         position_BT,
         block_position_BT,
@@ -57,7 +58,7 @@ def embedding_2d(
         norm_eps,
         dropout_prob,
     )
-    return out_BTD
+    return out_BTD, tied_VD
 
 
 @torch.library.custom_op("palimpsest::embedding_2d", mutates_args=(), device_types="cpu")
@@ -77,26 +78,29 @@ def embedding_forward(
     seed: Tensor,
     norm_eps: float,
     dropout_prob: float,
-) -> tuple[Tensor, Tensor]:
-    """See plain.forward. seed: (1,) int32, what dropout draws from."""
-    return _implementation().forward(
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See plain.forward; and the edge of the token table. seed: (1,) int32, what dropout draws
+    from."""
+    out, summed = _implementation().forward(
         ids, position, block_position, token_type, document, token_table, position_table,
         block_table, type_table, latent, norm_weight, norm_bias, seed, norm_eps, dropout_prob,
     )  # fmt: skip
+    return out, summed, edge_of(token_table)
 
 
 @embedding_forward.register_kernel("cuda")
 def _(*arguments):
     from kernels.position2d import launch
 
-    return launch.forward(*arguments)
+    return (*launch.forward(*arguments), edge_of(arguments[5]))
 
 
 @embedding_forward.register_fake
 def _(ids, position, block_position, token_type, document, token_table, *rest):
     norm_weight = rest[4]
     shape = (*ids.shape, token_table.shape[1])
-    return token_table.new_empty(shape), token_table.new_empty(0 if norm_weight is None else shape)
+    summed = token_table.new_empty(0 if norm_weight is None else shape)
+    return token_table.new_empty(shape), summed, edge_of(token_table)
 
 
 @torch.library.custom_op(
@@ -127,25 +131,26 @@ def _(dout, summed, norm_weight, seed, norm_eps, dropout_prob):
     return dout.new_empty(dout.shape), of_norm, torch.empty_like(of_norm)
 
 
-@torch.library.custom_op("palimpsest::sum_rows", mutates_args=(), device_types="cpu")
-def sum_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """See plain.sum_rows."""
-    return _implementation().sum_rows(rows, index, num_rows)
+@torch.library.custom_op("palimpsest::sum_rows_into", mutates_args=("total",), device_types="cpu")
+def sum_rows_into(total: Tensor, rows: Tensor, index: Tensor) -> None:
+    """See plain.sum_rows_into. total: contiguous."""
+    _implementation().sum_rows_into(total, rows, index)
 
 
-@sum_rows.register_kernel("cuda")
+@sum_rows_into.register_kernel("cuda")
 def _(*arguments):
     from kernels.position2d import launch
 
-    return launch.sum_rows(*arguments)
+    launch.sum_rows_into(*arguments)
 
 
-@sum_rows.register_fake
-def _(rows, index, num_rows):
-    return rows.new_empty(num_rows, rows.shape[1])
+@sum_rows_into.register_fake
+def _(total, rows, index):
+    pass
 
 
 def _save(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)  # nobody asks for a gradient of the sum
     *indices, token_table, position_table, block_table, type_table, latent = inputs[:10]
     norm_weight, _, seed, ctx.norm_eps, ctx.dropout_prob = inputs[10:]
     ctx.save_for_backward(*indices, norm_weight, seed, output[1])
@@ -156,7 +161,9 @@ def _save(ctx, inputs, output) -> None:
     ctx.latent_shape = None if latent is None else latent.shape
 
 
-def _gradients(ctx, dout: Tensor, dsummed: Tensor | None):
+def _gradients(ctx, dout: Tensor | None, _, dtied: Tensor | None):
+    if dout is None:
+        return (*[None] * 5, dtied, *[None] * 9)
     *indices, norm_weight, seed, summed = ctx.saved_tensors
     dsum, dweight, dbias = dout, None, None
     if norm_weight is not None or ctx.dropout_prob:
@@ -165,23 +172,32 @@ def _gradients(ctx, dout: Tensor, dsummed: Tensor | None):
         )
     rows = dsum.flatten(0, 1)
     *of_tables, document = indices
+    needs = ctx.needs_input_grad
     tables = [
-        None if num_rows is None else sum_rows(rows, index.flatten(), num_rows)
-        for index, num_rows in zip(of_tables, ctx.num_rows, strict=True)
+        _table_gradient(head, rows, index, num_rows) if needed else None
+        for head, index, num_rows, needed in zip(
+            (dtied, None, None, None), of_tables, ctx.num_rows, needs[5:9], strict=True
+        )
     ]
     dlatent = None
-    if ctx.latent_shape is not None:
+    if needs[9]:
         num_documents = ctx.latent_shape[0] * ctx.latent_shape[1]
         b = torch.arange(len(document), device=document.device)[:, None]
-        # Padding (-1) goes behind the last, where sum_rows leaves it out.
+        # Padding (-1) goes behind the last, where sum_rows_into leaves it out.
         index = torch.where(document < 0, num_documents, b * ctx.latent_shape[1] + document)
-        dlatent = sum_rows(rows, index.flatten(), num_documents).view(ctx.latent_shape)
+        dlatent = _table_gradient(None, rows, index, num_documents).view(ctx.latent_shape)
     if norm_weight is None:
         dweight = dbias = None
     return (*(None for _ in indices), *tables, dlatent, dweight, dbias, None, None, None)
 
 
 embedding_forward.register_autograd(_gradients, setup_context=_save)
+
+
+def _table_gradient(head: Tensor | None, rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    total = gradient_to_add_to(head, rows, num_rows)
+    sum_rows_into(total, rows, index.flatten())
+    return total
 
 
 def _implementation():

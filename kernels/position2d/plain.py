@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.position2d.reference import embedding_2d
+from kernels.position2d.tied import add_rows
 
 
 def forward(
@@ -29,7 +30,7 @@ def forward(
     dropout_prob: float,
 ) -> tuple[Tensor, Tensor]:
     """out (B, T, D), and the sum before the LayerNorm, (B, T, D), or nothing (0,) without one."""
-    summed = embedding_2d(
+    summed, _ = embedding_2d(
         ids,
         position,
         block_position,
@@ -76,11 +77,11 @@ def sum_gradient(
     return d.to(dout.dtype), dweight.to(dtype), dbias.to(dtype)
 
 
-def sum_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """Row r is the sum of the `rows` (n, D) whose index (n,) is r; index num_rows drops a row."""
-    total = torch.zeros(num_rows + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
-    total.index_add_(0, index.long(), rows.float())
-    return total[:num_rows].to(rows.dtype)
+def sum_rows_into(total: Tensor, rows: Tensor, index: Tensor) -> None:
+    """Add to row r of `total` (V, D) the sum of those `rows` (n, D) whose index (n,) is r, rounded
+    once; index V drops a row."""
+    kept = index < len(total)
+    add_rows(total, rows[kept], index[kept])
 
 
 def _factors(like: Tensor, seed: Tensor, dropout_prob: float) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.attention.reference import of_its_document
+from kernels.position2d.tied import token_rows
 
 
 def embedding_2d(
@@ -33,8 +34,8 @@ def embedding_2d(
     norm_bias: Tensor | None = None,
     norm_eps: float = 1e-12,
     dropout_prob: float = 0.0,
-) -> Tensor:
-    """Embedding of every token: (B, T, D).
+) -> tuple[Tensor, Tensor]:
+    """Embedding of every token, (B, T, D), and the edge of the token table, (V, D): see tied.py.
 
     A table that is None, with its indices None, adds nothing. latent: what each of the N documents
     of a row adds to all its tokens, found by `document`; padding (-1) gets none. LayerNorm follows
@@ -42,7 +43,8 @@ def embedding_2d(
     outside of training). On a CPU an index beyond its table is torch's IndexError; on a GPU callers
     check first (see Backbone).
     """
-    x_BTD = F.embedding(ids_BT, token_table_VD) + F.embedding(position_BT, position_table_PD)
+    x_BTD, tied_VD = token_rows(token_table_VD, ids_BT)
+    x_BTD = x_BTD + F.embedding(position_BT, position_table_PD)
     if block_table_PD is not None:
         assert block_position_BT is not None, "a block table needs block positions"
         x_BTD = x_BTD + F.embedding(block_position_BT, block_table_PD)
@@ -55,4 +57,4 @@ def embedding_2d(
         x_BTD = x_BTD + of_its_document(latent, document).masked_fill(outside_BT1, 0.0)
     if norm_weight is not None:
         x_BTD = F.layer_norm(x_BTD, norm_weight.shape, norm_weight, norm_bias, norm_eps)
-    return F.dropout(x_BTD, dropout_prob, training=dropout_prob > 0)
+    return F.dropout(x_BTD, dropout_prob, training=dropout_prob > 0), tied_VD

@@ -6,10 +6,12 @@ readers of one row form a segment, and segments are cut into pieces of at most P
 
     sorted rows   0 0 0 0 0 0 0 1 3 3        PIECE = 3
     pieces        0 0 0|0 0 0|0|1|3 3
-    piece_kernel  sums every piece; a segment of one piece is a finished row of the gradient
-    join_kernel   sums the pieces of the longer segments, in their order
+    piece_kernel  sums every piece; that of a segment of one piece is added to its row of `total`
+    join_kernel   sums the pieces of the longer segments, in their order, and adds them to theirs
 
-Every sum has one order, so repeated runs give equal bits, and no shape depends on what was read.
+`total` holds zeros, or for the token table what the tied head gave; rows that no token reads are
+not touched. Every sum has one order, so repeated runs give equal bits, and no shape depends on what
+was read.
 """
 
 import triton
@@ -65,8 +67,17 @@ def place_of_piece(i, first, PIECE: tl.constexpr):
 
 
 @triton.jit
+def add_to_row(total_ptr, row, amount, column, width):
+    """Add to a row that no other program writes, rounding once."""
+    place = row.to(tl.int64) * width + column
+    before = tl.load(total_ptr + place, mask=column < width, other=0.0).to(tl.float32)
+    after = (before + amount).to(total_ptr.dtype.element_ty)
+    tl.store(total_ptr + place, after, mask=column < width)
+
+
+@triton.jit
 def piece_kernel(
-    rows_ptr, gradient_ptr, partial_ptr, sorted_ptr, order_ptr, first_ptr, stop_ptr,
+    rows_ptr, total_ptr, partial_ptr, sorted_ptr, order_ptr, first_ptr, stop_ptr,
     num_rows, width,
     PIECE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -85,20 +96,17 @@ def piece_kernel(
         token = tl.load(order_ptr + member, mask=member < stop, other=0).to(tl.int64)
         inside = (member < stop)[:, None] & (column < width)[None, :]
         tile = tl.load(rows_ptr + token[:, None] * width + column[None, :], mask=inside, other=0.0)
-        total = tl.sum(tile.to(tl.float32), 0)
+        piece = tl.sum(tile.to(tl.float32), 0)
         if stop - first <= PIECE:
-            place = row.to(tl.int64) * width + column
-            tl.store(
-                gradient_ptr + place, total.to(gradient_ptr.dtype.element_ty), mask=column < width
-            )  # fmt: skip
+            add_to_row(total_ptr, row, piece, column, width)
         else:
             place = place_of_piece(i, first, PIECE).to(tl.int64) * width + column
-            tl.store(partial_ptr + place, total, mask=column < width)
+            tl.store(partial_ptr + place, piece, mask=column < width)
 
 
 @triton.jit
 def join_kernel(
-    gradient_ptr, partial_ptr, sorted_ptr, first_ptr, stop_ptr, num_rows, width,
+    total_ptr, partial_ptr, sorted_ptr, first_ptr, stop_ptr, num_rows, width,
     PIECE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The sum of all pieces of the long segment that begins at sorted place program_id, if any."""
@@ -108,12 +116,9 @@ def join_kernel(
     stop = tl.load(stop_ptr + i)
     if (i == first) & (stop - first > PIECE) & (row < num_rows):
         column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-        total = tl.zeros([BLOCK_D], tl.float32)
+        pieces = tl.zeros([BLOCK_D], tl.float32)
         for start in range(first, stop, PIECE):
             place = place_of_piece(start, first, PIECE) * 1
             place = tl.cast(place, tl.int64) * width + column
-            total += tl.load(partial_ptr + place, mask=column < width, other=0.0)
-        place = row.to(tl.int64) * width + column
-        tl.store(
-            gradient_ptr + place, total.to(gradient_ptr.dtype.element_ty), mask=column < width
-        )  # fmt: skip
+            pieces += tl.load(partial_ptr + place, mask=column < width, other=0.0)
+        add_to_row(total_ptr, row, pieces, column, width)

@@ -5,7 +5,11 @@
     logits_NV = backbone.logits(hidden_BTD.flatten(0, 1).index_select(0, target_index_N))
 
 Who sees whom is the visibility's matter alone: the same weights serve as encoder (sep = n), decoder
-(sep = 0) and GLM (in between). Logits are the product with the token table (tied, no bias).
+(sep = 0) and GLM (in between). Logits are the product with the token table (tied, no bias). Where
+they are learned from, the table's gradient is written once if both ends know of each other:
+
+    hidden_BTD, tied_VD = backbone(ids_BT, positions_B2T, visibility, with_tied=True)
+    logits_BTV = backbone.logits(hidden_BTD, tied_VD)
 
 Initialisation: N(0, init_std), the two outputs into the residual stream N(0, init_std / sqrt(2
 layers)), biases 0, LayerNorm 1 and 0. Every module draws its own parameters in its own __init__, on
@@ -26,6 +30,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kernels.dispatch import embedding_2d
+from kernels.position2d.tied import tied_logits
 from kernels.visibility import Visibility
 from pretrain.models.adapters import Adapter
 from pretrain.models.cache import KeyValueCache
@@ -82,7 +87,8 @@ class Embedding2D(nn.Module):
         document_BT: Tensor | None = None,
         token_types_BT: Tensor | None = None,
         latent_BND: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """See embedding_2d."""
         if self.type_table is not None and token_types_BT is None:
             token_types_BT = torch.zeros_like(ids_BT)
         return embedding_2d(
@@ -151,7 +157,8 @@ class Backbone(nn.Module):
         cache: KeyValueCache | None = None,
         layers: int | None = None,
         adapters: Sequence[Adapter] | None = None,
-    ) -> Tensor:
+        with_tied: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Hidden states (B, T, D).
 
         positions_BCT: (B, 2, T), position and block position; (B, 1, T) will do without block
@@ -164,10 +171,11 @@ class Backbone(nn.Module):
         for each layer that is run.
         cache: what was read before; the T tokens are read behind it and join it. Their visibility
         counts the tokens of their row from the first that was read, padding left out.
+        with_tied: return the edge of the token table too, for `logits` and nothing else.
         """
         if positions_BCT.device.type == "cpu" and not torch.compiler.is_compiling():
             check_positions(positions_BCT, self.num_positions)
-        x_BTD = self.embedding(
+        x_BTD, tied_VD = self.embedding(
             ids_BT, positions_BCT, visibility.document, token_types, latent_embedding
         )
         chosen = list(self.layers)[:layers]
@@ -182,7 +190,9 @@ class Backbone(nn.Module):
         else:
             for layer, own, adapter in zip(chosen, slots, added, strict=True):
                 x_BTD = layer(x_BTD, visibility, None, own, adapter)
-        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+        if self.final_norm is not None:
+            x_BTD = self.final_norm(x_BTD)
+        return (x_BTD, tied_VD) if with_tied else x_BTD
 
     def _recomputed_layers(
         self,
@@ -210,9 +220,16 @@ class Backbone(nn.Module):
             x_BTD = checkpoint(group, x_BTD, use_reentrant=False)
         return x_BTD
 
-    def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Scores over the vocabulary, (..., V), for hidden states (..., D)."""
-        return F.linear(hidden_ND, self.embedding.token_table)
+    def logits(self, hidden_ND: Tensor, tied_VD: Tensor | None = None) -> Tensor:
+        """Scores over the vocabulary, (..., V), for hidden states (..., D).
+
+        tied_VD: the edge that the forward pass gave beside them. Without it the gradient is the
+        same, but the token table has one from each end, which autograd adds.
+        """
+        table_VD = self.embedding.token_table
+        if tied_VD is None or not table_VD.requires_grad:
+            return F.linear(hidden_ND, table_VD)
+        return tied_logits(hidden_ND, table_VD, tied_VD)
 
 
 def lay_out_for_decoding(model: nn.Module) -> None:

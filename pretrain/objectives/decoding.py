@@ -54,15 +54,17 @@ class BackboneDecoder:
 
     def target_nats(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See Decoder."""
-        hidden_BTD = self._read(inputs)
-        return target_losses(self.backbone, hidden_BTD, inputs["target_index"], inputs["targets"])
+        hidden_BTD, tied_VD = self._read(inputs)
+        return target_losses(
+            self.backbone, hidden_BTD, inputs["target_index"], inputs["targets"], tied_VD
+        )
 
     def next_scores(self, columns: Mapping[str, Tensor]) -> Tensor:
         """See Decoder."""
         if self._cache is None:
             layers, rows = self.backbone.shape.num_layers, len(columns["ids"])
             self._cache = KeyValueCache(num_layers=layers, max_rows=rows, capacity=32)
-        hidden_RTD = self._read(columns, self._cache)
+        hidden_RTD, _ = self._read(columns, self._cache)
         return self.backbone.logits(hidden_RTD[:, -1]).float()
 
     def keep(self, rows_R: Tensor) -> None:
@@ -75,8 +77,11 @@ class BackboneDecoder:
         added = added if added is None else added[rows_R]
         self.injected = self.injected._replace(memory=memory, latent_embedding=added)
 
-    def _read(self, rows: Mapping[str, Tensor], cache: KeyValueCache | None = None) -> Tensor:
+    def _read(
+        self, rows: Mapping[str, Tensor], cache: KeyValueCache | None = None
+    ) -> tuple[Tensor, Tensor]:
         visibility = Visibility(rows["lo"], rows["hi"], rows["document"])
+        injected = self.injected._asdict()
         return self.backbone(
-            rows["ids"], rows["positions"], visibility, cache=cache, **self.injected._asdict()
+            rows["ids"], rows["positions"], visibility, cache=cache, with_tied=True, **injected
         )

@@ -120,12 +120,18 @@ class ObjectiveModel(nn.Module):
 
 
 def target_losses(
-    backbone: Backbone, hidden_BTD: Tensor, target_index_N: Tensor, targets_N: Tensor
+    backbone: Backbone,
+    hidden_BTD: Tensor,
+    target_index_N: Tensor,
+    targets_N: Tensor,
+    tied_VD: Tensor | None = None,
 ) -> Tensor:
     """Cross entropy of the targets alone, in nats and fp32: (N,). No other logits are computed.
 
     target_index_N: int64, b x T + t of each target. N = 0 gives an empty tensor that still hangs on
-    the graph, so that a rank without targets runs the same backward pass as the others.
+    the graph, so that a rank without targets runs the same backward pass as the others. tied_VD:
+    see Backbone.logits.
     """
     hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, target_index_N)
-    return F.cross_entropy(backbone.logits(hidden_ND).float(), targets_N, reduction="none")
+    logits_NV = backbone.logits(hidden_ND, tied_VD)
+    return F.cross_entropy(logits_NV.float(), targets_N, reduction="none")

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.attention import operators as attention
 from kernels.attention import reference
 from kernels.position2d import operators as embedding
-from kernels.position2d import plain
+from kernels.position2d import plain, tied
 from kernels.position2d import reference as embedding_reference
 
 compiler = os.environ.get("CXX", "g++")
@@ -76,7 +76,16 @@ def test_the_gradients_of_embedding_pass_opcheck():
     dout = torch.randn(2, 5, 6)
     torch.library.opcheck(embedding.sum_gradient, (dout, dout + 1, weight, seed, 1e-5, 0.25))
     rows, index = torch.randn(10, 6), torch.randint(4, (10,))
-    torch.library.opcheck(embedding.sum_rows, (rows, index, 4))
+    torch.library.opcheck(embedding.sum_rows_into, (torch.ones(4, 6), rows, index))
+
+
+def test_both_ends_of_a_tied_table_pass_opcheck():
+    table, hidden = torch.randn(4, 6).requires_grad_(), torch.randn(2, 3, 6).requires_grad_()
+    index = torch.tensor([[1, 3, 1], [0, 1, 1]])
+    torch.library.opcheck(tied.token_rows, (table, index))
+    _, edge = tied.token_rows(table, index)
+    edge = edge.detach().requires_grad_()
+    torch.library.opcheck(tied.tied_logits, (hidden, table.detach(), edge))
 
 
 def test_the_formulas_of_attention_are_those_of_the_reference(packed):
@@ -99,7 +108,7 @@ def test_embedding_draws_the_same_dropout_backward_as_forward():
     tables = [torch.ones(4, 6, requires_grad=True) for _ in range(2)]
     index = torch.zeros(1, 50, dtype=torch.int64)
     torch.manual_seed(0)
-    out = embedding.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
+    out, _ = embedding.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
     out.sum().backward()
     kept = (out != 0).sum((0, 1))
     assert 0 < kept.sum() < 300
@@ -107,7 +116,8 @@ def test_embedding_draws_the_same_dropout_backward_as_forward():
 
 
 @needs_compiler
-def test_both_ops_compile_into_one_graph_forward_and_backward(packed, monkeypatch):
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+def test_all_ops_compile_into_one_graph_forward_and_backward(backend, packed, monkeypatch):
     from kernels import dispatch
 
     # The choice of triton, but with the formulas on CPU tensors behind it.
@@ -119,12 +129,12 @@ def test_both_ops_compile_into_one_graph_forward_and_backward(packed, monkeypatc
     slots = torch.randn(2, 2, 2, 2, 2, 32, generator=generator).requires_grad_()
 
     def step(slots: Tensor, *tables: Tensor) -> Tensor:
-        x = dispatch.embedding_2d(*index, *tables, backend="triton")
+        x, edge = dispatch.embedding_2d(*index, *tables, backend=backend)
         heads = x.unflatten(-1, (2, 32))
         out = dispatch.latent_memory_attention(
-            heads, heads, heads, visibility, latent_k=slots[0], latent_v=slots[1], backend="triton"
+            heads, heads, heads, visibility, latent_k=slots[0], latent_v=slots[1], backend=backend
         )
-        return out.square().sum()
+        return tied.tied_logits(out.flatten(2), tables[0], edge).square().sum()
 
     leaves = (slots, *tables)
     expected = torch.autograd.grad(step(*leaves), leaves)
@@ -147,7 +157,7 @@ def test_the_operators_embedding_is_that_of_the_reference():
     }
     results = []
     for implementation in (embedding, embedding_reference):
-        x = implementation.embedding_2d(ids, position, block, token, places, blocks, **options)
+        x, _ = implementation.embedding_2d(ids, position, block, token, places, blocks, **options)
         results.append((x, *torch.autograd.grad(x.square().sum(), tables)))
     for ours, theirs in zip(*results, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.position2d import operators, reference
+from kernels.position2d.tied import tied_logits
 
 ROWS, TOKENS, WIDTH = 2, 23, 20
 TABLE_ROWS = {"token": 31, "position": 23, "block": 9, "type": 2}
@@ -66,7 +67,7 @@ def embed(implementation, dtype: torch.dtype, device: str, *, everything: bool, 
             "norm_bias": table["bias"],
             "norm_eps": 1e-5,
         }
-    out = implementation.embedding_2d(
+    out, _ = implementation.embedding_2d(
         index["ids"],
         index["position"],
         index["block"],
@@ -115,7 +116,7 @@ def test_dropout_is_the_same_backward_as_forward_and_keeps_the_mean(triton_devic
     index = torch.zeros(1, 40, dtype=torch.int64, device=triton_device)
     tables = [torch.ones(1, 48, device=triton_device, requires_grad=True) for _ in range(2)]
     torch.manual_seed(7)
-    out = operators.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
+    out, _ = operators.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
     kept = out != 0
     assert torch.allclose(out[kept], torch.full_like(out[kept], 2 / 0.75))
     # 1,920 draws: the standard error of the share is 0.01.
@@ -123,9 +124,9 @@ def test_dropout_is_the_same_backward_as_forward_and_keeps_the_mean(triton_devic
     (gradient,) = torch.autograd.grad(out.sum(), tables[:1])
     assert torch.allclose(gradient[0], kept.sum((0, 1)) / 0.75)
     torch.manual_seed(7)
-    again = operators.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
+    again, _ = operators.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
     assert torch.equal(out, again)
-    other = operators.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
+    other, _ = operators.embedding_2d(index, index, None, *tables, None, dropout_prob=0.25)
     assert not torch.equal(out, other)
 
 
@@ -134,6 +135,34 @@ def test_rows_are_summed_whatever_the_length_of_their_segments(readers, triton_d
     index = torch.tensor([2] * readers + [0] * 6 + [5] * 3, device=triton_device)
     order = torch.randperm(len(index), generator=torch.Generator().manual_seed(0))
     rows = torch.arange(len(index), dtype=torch.float32)[:, None].expand(-1, 3).to(triton_device)
-    total = operators.sum_rows(rows.contiguous(), index[order], 5)  # index 5 drops a row
-    expected = torch.zeros(6, 3).index_add_(0, index[order].cpu(), rows.cpu())[:5]
-    assert torch.equal(total.cpu(), expected)
+    total = torch.full((5, 3), float("nan"), device=triton_device)
+    total[[0, 2]] = 1.0  # what the head of a tied table gave
+    operators.sum_rows_into(total, rows.contiguous(), index[order])  # index 5 drops a row
+    expected = torch.ones(6, 3).index_add_(0, index[order].cpu(), rows.cpu())[:5]
+    assert torch.equal(total[[0, 2]].cpu(), expected[[0, 2]])
+    assert total[[1, 3, 4]].isnan().all()  # nobody reads them
+
+
+def test_a_row_is_rounded_once(triton_device):
+    total, index = torch.ones(2, 3, dtype=torch.bfloat16), torch.zeros(301, dtype=torch.int64)
+    rows = torch.ones(301, 3, dtype=torch.bfloat16)
+    total, index, rows = (t.to(triton_device) for t in (total, index, rows))
+    operators.sum_rows_into(total, rows, index)
+    assert total.tolist() == [[302] * 3, [1] * 3]  # added one by one, bf16 would stay at 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_head_gets_its_gradient_into_the_tables(dtype, triton_device):
+    def gradients(implementation, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        index, table = indices(triton_device), tensors(dtype, triton_device)
+        places = [index[name] for name in ("ids", "position", "block")]
+        leaves = [table[name] for name in ("token", "position", "block")]
+        x, tied = implementation.embedding_2d(*places, *leaves)
+        logits = tied_logits(x, leaves[0], tied)
+        upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+        return torch.autograd.grad(logits, leaves, upstream.to(triton_device, dtype))
+
+    ours, again = (gradients(operators, dtype) for _ in range(2))
+    for one, other, exact in zip(ours, again, gradients(reference, torch.float64), strict=True):
+        assert torch.equal(one, other)
+        assert (one.double() - exact).abs().max() < TOLERANCE[dtype] * exact.abs().max()

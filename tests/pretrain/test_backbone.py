@@ -84,19 +84,24 @@ def test_hidden_states_of_every_layer_equal_the_published_ones():
     batch, backbone = golden_a("bert"), model_a()
     visibility, inside = rows_of(batch)
     seen = []
-    for module in (backbone.embedding, *backbone.layers):
-        module.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    backbone.embedding.register_forward_hook(
+        lambda _module, _inputs, output: seen.append(output[0])
+    )
+    for layer in backbone.layers:
+        layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
     backbone(batch["text"], batch["position_id"], visibility)
     for number, hidden in enumerate(seen):
         assert (hidden - batch[f"hidden.{number}"])[inside].abs().max() < 2e-5
 
 
 @golden
+@pytest.mark.parametrize("with_tied", [False, True])
 @pytest.mark.parametrize("prefix", BATCHES)
-def test_loss_and_gradients_equal_the_published_ones(prefix):
+def test_loss_and_gradients_equal_the_published_ones(prefix, with_tied):
     batch, backbone = golden_a(prefix), model_a()
     visibility, inside = rows_of(batch)
-    logits = backbone.logits(backbone(batch["text"], batch["position_id"], visibility))
+    read = backbone(batch["text"], batch["position_id"], visibility, with_tied=with_tied)
+    logits = backbone.logits(*read) if with_tied else backbone.logits(read)
     losses = F.cross_entropy(logits.transpose(1, 2), batch["target"], reduction="none")
     assert (losses - batch["token_losses"])[inside].abs().max() < 2e-5
     loss = (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
@@ -256,7 +261,7 @@ def test_nothing_flows_from_padding():
     ids, positions, visibility = random_rows([(13, 9)], 16, seed=5)
     embedded = []
     backbone.embedding.register_forward_hook(
-        lambda _module, _inputs, output: (output.retain_grad(), embedded.append(output))[0]
+        lambda _module, _inputs, output: (output[0].retain_grad(), embedded.append(output[0]))[0]
     )
     backbone(ids, positions, visibility)[:, :13].square().sum().backward()
     assert embedded[0].grad[:, :13].any()
@@ -297,7 +302,7 @@ def test_post_norm_is_the_layer_of_torch(gelu):
         }
     )
     ids, positions, visibility = random_rows([(13, 13)], 13, seed=6)
-    embedded = ours.embedding(ids, positions)
+    embedded, _ = ours.embedding(ids, positions)
     assert torch.allclose(ours(ids, positions, visibility), theirs(embedded), atol=1e-12)
     assert ours.final_norm is None
 
