@@ -8,7 +8,6 @@ with OutputFolder("shards") as work:
     ...                      # write into work.slices, then work.begin() and work.complete()
 """
 
-import fcntl
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from data_pipeline.reading.file_kinds import without_credentials
+from data_pipeline.storage import locking
 
 _LOCK_FILE = ".lock"
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -152,18 +152,18 @@ def _locked(partial: Path, final: Path, is_shared: bool) -> int:
     except FileNotFoundError as error:  # another process has just removed the folder
         raise _busy(final) from error
     try:
-        fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if not locking.lock(lock, final.parent, is_shared=is_shared):
+            raise BlockingIOError
         if os.fstat(lock).st_ino != path.stat().st_ino:
             raise FileNotFoundError  # another process finished between our two calls
     except (BlockingIOError, FileNotFoundError) as error:
         os.close(lock)
         raise _busy(final) from error
-    except OSError as error:
+    except locking.NoLocksError as error:
         _log.warning(
-            "the file system of --output %s has no locks (%s): a second process that writes it "
-            "would not be noticed.",
+            "--output %s: %s Until then a second process that writes it is not noticed.",
             final,
-            error.strerror,
+            error,
         )
     return lock
 

@@ -11,18 +11,19 @@ which the next one goes on behind. Nothing is ever removed but what was begun.
 """
 
 import errno
-import fcntl
 import os
+import pwd
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 import xxhash
 
 from data_pipeline.reading.file_kinds import scrubbed, without_credentials
+from data_pipeline.storage import locking
 from data_pipeline.storage.damage import size_problem
 from data_pipeline.storage.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
 
@@ -74,25 +75,29 @@ class LocalCopy:
             self._manifest = self._source.read(MANIFEST_FILE, file, -1)
         name = without_credentials(source).rstrip("/").rpartition("/")[2] or "shards"
         self.folder = cache / f"{name}-{xxhash.xxh3_64_hexdigest(self._manifest)}"
-        self._partial = self.folder.with_name(f"{self.folder.name}.partial")
+        # Of each user one: nobody goes on behind what only another one may write.
+        self._partial = self.folder.with_name(f"{self.folder.name}.{os.geteuid()}.partial")
 
     def work(self) -> Iterator[int]:
         """Copy what is missing, telling the bytes copied so far; once it ends, `folder` is whole.
 
         Waits while another process of this machine copies the same. Raises ValueError where bytes
-        are not those of the manifest or the disk has no room; what was begun is then removed if it
-        is the room that is missing.
+        are not those of the manifest, the disk has no room or no locks, or another user keeps us
+        from it; what was begun is removed if it is the room that is missing.
         """
-        self._cache.mkdir(parents=True, exist_ok=True)
-        with open(self.folder.with_name(f".{self.folder.name}.lock"), "w") as lock:
-            while not _locks(lock.fileno()):
-                yield 0
-                time.sleep(TELL_EVERY_S / 2)
+        with self._permitted():
             if self.problem() is None:
                 return
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with self._room_or_nothing():
-                yield from self._copy()
+            self._cache.mkdir(parents=True, exist_ok=True)
+            with _lock_file(self.folder.with_name(f".{self.folder.name}.lock")) as lock:
+                while not locking.lock(lock, self._cache):
+                    yield 0
+                    time.sleep(TELL_EVERY_S / 2)
+                if self.problem() is None:
+                    return
+                self._remove_damaged()
+                with self._room_or_nothing():
+                    yield from self._copy()
 
     def problem(self) -> str | None:
         """Why the copy that is there, if any, does not serve; None where it does."""
@@ -100,6 +105,14 @@ class LocalCopy:
             return f"{self.folder} is not complete"
         files = read_manifest(self.folder).files()
         return next((p for file in files if (p := size_problem(self.folder, file))), None)
+
+    def _remove_damaged(self) -> None:
+        try:
+            shutil.rmtree(self.folder)
+        except FileNotFoundError:
+            return
+        except PermissionError as problem:  # which names a file in it, without the folder
+            raise PermissionError(problem.errno, problem.strerror, str(self.folder)) from problem
 
     def _copy(self) -> Iterator[int]:
         (self._partial / ".manifest").mkdir(parents=True, exist_ok=True)
@@ -151,6 +164,22 @@ class LocalCopy:
             )
 
     @contextmanager
+    def _permitted(self) -> Iterator[None]:
+        """Inside, what another user does not let us do is a ValueError that says whose it is."""
+        try:
+            yield
+        except PermissionError as problem:
+            place = Path(problem.filename or self._cache)
+            if not place.is_relative_to(self._cache):
+                raise
+            near = next(p for p in (place, *place.parents) if os.access(p, os.F_OK))
+            raise ValueError(
+                f"data.local_cache: {place} is closed to {_user(os.geteuid())}: {near} belongs to "
+                f"{_user(near.stat().st_uid)}. Let all users of the copy read it (chmod -R a+rX), "
+                f"let them write into {self._cache} (chmod a+rwxt), or name a folder of your own."
+            ) from problem
+
+    @contextmanager
     def _room_or_nothing(self) -> Iterator[None]:
         try:
             yield
@@ -170,14 +199,27 @@ def is_url(place: str) -> bool:
     return "://" in place
 
 
-def _locks(file: int) -> bool:
-    """Take the lock of a copy, which the system gives back when this process ends; False where
-    another one has it."""
+@contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
+    """The open file of a lock, made where there is none; another user's may only be read, which is
+    enough to lock it."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        file = os.open(path, os.O_RDWR)
+    except PermissionError:
+        file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def _total(manifest: Manifest) -> int:

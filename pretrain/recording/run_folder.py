@@ -13,18 +13,21 @@ runs/NAME/config.yaml          the recipe as it was resolved
          .lock                 held by the training that writes here
 """
 
-import fcntl
 import json
+import logging
 import os
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from data_pipeline.storage import locking
 from pretrain.settings.cli import config_from_yaml, config_to_yaml, flat
 from pretrain.settings.config import Config
 from pretrain.settings.dotted import shown
 from pretrain.settings.sweep_file import Task
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -72,20 +75,23 @@ class RunFolder:
     def lock(self) -> None:
         """Claim the folder for this process until it ends (kill -9 included: the kernel lets go).
 
-        Raises ValueError where another training holds it.
+        Raises ValueError where another training holds it; where there are no locks the log says so.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         handle = open(self.path / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 (open = locked)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            is_ours = locking.lock(handle.fileno(), self.path)
+        except locking.NoLocksError as error:
+            logger.warning("%s Until then a second training in it is not noticed.", error)
+            is_ours = True
+        if not is_ours:
             handle.seek(0)
             holder = handle.read().strip() or "another process"
             handle.close()
             raise ValueError(
                 f"{self.path} is being written by {holder}. Wait for it, stop it, or choose "
                 "another --name."
-            ) from None
+            )
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {socket.gethostname()}")
         handle.flush()

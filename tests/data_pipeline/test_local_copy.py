@@ -1,7 +1,9 @@
 """Shards on a disk of this machine: the same bytes or nothing, once, whoever asks at once."""
 
 import errno
+import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,6 +11,8 @@ import sys
 import time
 from collections import namedtuple
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import fsspec
 import pytest
@@ -149,6 +153,58 @@ def test_of_many_at_once_one_writes_and_a_killed_one_is_replaced(
     assert held.wait(timeout=60) == -signal.SIGKILL
     assert _files(copy.folder) == _files(source)
     assert sorted(p.name for p in tmp_path.iterdir()) == [lock.name, copy.folder.name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+@pytest.mark.parametrize("left", ["a copy", "a lock", "half a copy", "a damaged copy", "no room"])
+def test_a_second_user_of_the_folder(left: str, source: Path) -> None:
+    """A folder that both may write, as /local/nvme of a host is, and what the first has left."""
+    with TemporaryDirectory() as made:  # of which all parents may be searched, unlike tmp_path
+        _test_a_second_user(left, source, Path(made))
+
+
+def _test_a_second_user(left: str, source: Path, made: Path) -> None:
+    cache, theirs = made / "cache", made / "shards"
+    made.chmod(0o755)
+    cache.mkdir()
+    cache.chmod(0o1777 if left != "no room" else 0o755)
+    shutil.copytree(source, theirs)
+    copy = LocalCopy(str(theirs), cache)
+    if left in ("a copy", "a damaged copy"):
+        _copied(theirs, cache)
+    elif left != "no room":
+        copy.folder.with_name(f".{copy.folder.name}.lock").touch(mode=0o644)
+    if left == "half a copy":
+        (cache / f"{copy.folder.name}.0.partial").mkdir()
+    if left == "a damaged copy":
+        os.truncate(next((copy.folder / "train").glob("*.tokens")), 10)
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c",
+         COPY, str(theirs), str(cache)],
+        cwd=ROOT, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if left in ("a damaged copy", "no room"):
+        assert re.search(
+            r"ValueError: data\.local_cache: .* is closed to nobody: .* belongs to root\. .*"
+            r"or name a folder of your own",
+            done.stderr,
+        ), done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert _files(copy.folder) == _files(source)
+
+
+def test_a_disk_without_locks_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlockable(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unlockable)
+    said = rf"the file system of {tmp_path} has no locks .* name a folder on another disk"
+    with pytest.raises(ValueError, match=said):
+        _copied(source, tmp_path)
 
 
 HOLD = """

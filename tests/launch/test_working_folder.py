@@ -13,9 +13,9 @@ import pytest
 
 # Imported by what the scripts ask, by deepspeed's launchers or by the trainer.
 NAMES = (
-    "json random socket os sys importlib logging argparse base64 signal subprocess torch yaml "
-    "deepspeed pretrain data_pipeline"
-).split()
+    *("json", "random", "socket", "os", "sys", "importlib", "logging", "argparse", "base64"),
+    *("signal", "subprocess", "torch", "yaml", "deepspeed", "pretrain", "data_pipeline"),
+)
 
 
 @pytest.fixture

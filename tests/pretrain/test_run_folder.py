@@ -1,7 +1,11 @@
 """run_folder.py: one training at a time, and what changed since the last start."""
 
 import dataclasses
+import errno
+import fcntl
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -22,6 +26,33 @@ def test_a_second_training_is_refused_until_the_first_lets_go(tmp_path: Path) ->
     first.unlock()
     second.lock()
     second.unlock()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_locks_is_named_and_the_run_begins(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unlockable(*_: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", unlockable)
+    folder = RunFolder(tmp_path / "run")
+    folder.lock()
+    folder.unlock()
+    (said,) = caplog.messages
+    assert said.startswith(f"the file system of {tmp_path / 'run'} has no locks (flock: ")
+    assert "Lustre: -o flock" in said and "a second training in it is not noticed" in said
+
+
+def test_an_error_of_the_disk_is_no_missing_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        RunFolder(tmp_path / "run").lock()
 
 
 def test_changed_settings_are_named(tmp_path: Path) -> None:
