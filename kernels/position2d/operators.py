@@ -13,6 +13,7 @@ import os
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kernels.position2d import plain
 from kernels.position2d.tied import edge_of, gradient_to_add_to
@@ -161,6 +162,7 @@ def _save(ctx, inputs, output) -> None:
     ctx.latent_shape = None if latent is None else latent.shape
 
 
+@once_differentiable
 def _gradients(ctx, dout: Tensor | None, _, dtied: Tensor | None):
     if dout is None:
         return (*[None] * 5, dtied, *[None] * 9)

@@ -18,6 +18,7 @@ costs what the embedding alone costs. The edge may go to several heads, and to n
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -68,6 +69,7 @@ def _save_ids(ctx, inputs, output) -> None:
     ctx.save_for_backward(inputs[1])
 
 
+@once_differentiable
 def _table_gradient(ctx, drows: Tensor | None, dtied: Tensor | None):
     if drows is None:
         return dtied, None
@@ -94,6 +96,7 @@ def _save_factors(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs[:2])
 
 
+@once_differentiable
 def _factor_gradients(ctx, dlogits: Tensor):
     hidden, table = ctx.saved_tensors
     needs_hidden, _, needs_table = ctx.needs_input_grad

@@ -180,6 +180,14 @@ def test_a_sum_over_the_edge_itself_is_not_written_into():
     assert gradient[:, 0].tolist() == [2, 5, 1, 2, 1, 1, 3]
 
 
+def test_a_second_derivative_is_refused(tied):
+    """It would have to pass through a gradient that was written into."""
+    leaves = tables()
+    gradients = torch.autograd.grad(one_head(tied, *leaves), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradients[0].square().sum().backward()
+
+
 def test_without_gradients_nothing_is_kept(tied):
     with torch.no_grad():
         x, edge = tied.embed(*tables(), IDS)
