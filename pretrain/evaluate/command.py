@@ -48,7 +48,8 @@ class EvaluateSettings:
     batch_texts: int | None = None
     """Rows that go through the model together; by default what fits well. It changes no result."""
     objective: str | None = None
-    """Which latent space, where the run has learned several: optimus, adavae, glm_vae."""
+    """Which latent space, where the run has learned several: optimus, adavae, glm_vae,
+    lstm_vae."""
     checkpoint: int | None = None
     """The step whose checkpoint is read; by default the newest."""
     seed: int = 0
