@@ -108,7 +108,7 @@ class AdaVae:
 
     def encode(self, model: ObjectiveModel, inputs: Mapping[str, Tensor]) -> Posterior:
         """q(z | x), read by the first layers of the backbone."""
-        part = self._part(model)
+        part = model.part(self.name, AdaVaePart)
         read_BTD = model.backbone(
             inputs["source_ids"],
             inputs["source_positions"],
@@ -120,7 +120,7 @@ class AdaVae:
 
     def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> BackboneDecoder:
         """All layers of the backbone with the other adapters."""
-        injected = self._part(model).injected(z_BNZ, model.backbone.dtype)
+        injected = model.part(self.name, AdaVaePart).injected(z_BNZ, model.backbone.dtype)
         return BackboneDecoder(model.backbone, injected)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
@@ -129,8 +129,3 @@ class AdaVae:
         first = replace(shape, num_layers=self.config.encoder_layers)
         read = backbone_flop(first, work.read, vocab_size=vocab_size)
         return read + backbone_flop(shape, work, vocab_size=vocab_size)
-
-    def _part(self, model: ObjectiveModel) -> AdaVaePart:
-        part = model.parts[self.name]
-        assert isinstance(part, AdaVaePart)
-        return part

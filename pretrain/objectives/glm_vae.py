@@ -74,20 +74,15 @@ class GlmVae:
         read_BTD = model.backbone(
             inputs["source_ids"], inputs["source_positions"], sources_visibility(inputs)
         )
-        head = self._part(model).head
+        head = model.part(self.name, GlmVaePart).head
         return head(read_BTD, inputs["source_document"], inputs["exists"].shape[1])
 
     def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> BackboneDecoder:
         """The backbone, which fills blanks beside the slots of z."""
-        injected = self._part(model).injector(z_BNZ, model.backbone.dtype)
+        injected = model.part(self.name, GlmVaePart).injector(z_BNZ, model.backbone.dtype)
         return BackboneDecoder(model.backbone, injected)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
         """Of the whole text's pass and that of the blanked rows."""
         passes = (work.read, work)
         return sum(backbone_flop(shape, rows, vocab_size=vocab_size) for rows in passes)
-
-    def _part(self, model: ObjectiveModel) -> GlmVaePart:
-        part = model.parts[self.name]
-        assert isinstance(part, GlmVaePart)
-        return part

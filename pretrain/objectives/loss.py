@@ -18,7 +18,7 @@ shards and checkpoints hold them like any weight ("parts.NAME...."). A run of pl
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from pretrain.models.shape import BackboneShape
 from pretrain.objectives.alarm import CollapseAlarm
 from pretrain.objectives.health import Health
 from pretrain.objectives.turns import Turns
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class LossTerm(NamedTuple):
@@ -114,6 +116,12 @@ class ObjectiveModel(nn.Module):
         if backbone is not None:
             self.backbone = backbone
         self.parts = nn.ModuleDict(parts or {})
+
+    def part(self, name: str, kind: type[Part]) -> Part:
+        """What the objective of that name has added, which is a module of `kind`."""
+        part = self.parts[name]
+        assert isinstance(part, kind)
+        return part
 
     def forward(self, objective: Objective, inputs: Mapping[str, Tensor]) -> dict[str, LossTerm]:
         return objective.loss_terms(self, inputs)

@@ -114,7 +114,7 @@ class LstmVae:
 
     def encode(self, model: ObjectiveModel, inputs: Mapping[str, Tensor]) -> Posterior:
         """q(z | x), read by the first LSTM."""
-        part = self._part(model)
+        part = model.part(self.name, LstmVaePart)
         texts = unpacked(
             inputs["source_ids"],
             inputs["source_document"],
@@ -128,7 +128,7 @@ class LstmVae:
     def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> "LstmDecoder":
         """The second LSTM, which cannot do without z."""
         assert z_BNZ is not None, "an LSTM begins with z and reads it beside every token"
-        part = self._part(model)
+        part = model.part(self.name, LstmVaePart)
         return LstmDecoder(part.decoder, z_BNZ, part.max_tokens)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
@@ -139,8 +139,3 @@ class LstmVae:
         written = 4 * hidden * (width + config.latent_size + hidden) + hidden * width
         forward = work.source_tokens * read + work.tokens * written
         return 6 * (forward + work.targets * width * vocab_size)
-
-    def _part(self, model: ObjectiveModel) -> LstmVaePart:
-        part = model.parts[self.name]
-        assert isinstance(part, LstmVaePart)
-        return part

@@ -100,7 +100,7 @@ class Optimus:
 
     def encode(self, model: ObjectiveModel, inputs: Mapping[str, Tensor]) -> Posterior:
         """q(z | x), read by the encoder."""
-        part = self._part(model)
+        part = model.part(self.name, OptimusPart)
         read_BTD = part.encoder(
             inputs["source_ids"], inputs["source_positions"], sources_visibility(inputs)
         )
@@ -108,15 +108,10 @@ class Optimus:
 
     def decoder(self, model: ObjectiveModel, z_BNZ: Tensor | None) -> BackboneDecoder:
         """The backbone, beside the slots of z, what it adds, or both."""
-        injected = self._part(model).injector(z_BNZ, model.backbone.dtype)
+        injected = model.part(self.name, OptimusPart).injector(z_BNZ, model.backbone.dtype)
         return BackboneDecoder(model.backbone, injected)
 
     def flop(self, shape: BackboneShape, work: Work, *, vocab_size: int) -> float:
         """Of the encoder's pass and the decoder's."""
         read = backbone_flop(self.config.encoder, work.read, vocab_size=vocab_size)
         return read + backbone_flop(shape, work, vocab_size=vocab_size)
-
-    def _part(self, model: ObjectiveModel) -> OptimusPart:
-        part = model.parts[self.name]
-        assert isinstance(part, OptimusPart)
-        return part
