@@ -4,9 +4,9 @@
     outline = outline_of(config, vocab_size, encoder)
     outline.trained, outline.frozen, outline.flop(config, rows, number)
 
-For recipes with more than GLM: the objectives themselves say what they add to the backbone, how a
-document becomes a row and what their arithmetic is, on the meta device. So this file needs torch,
-which takes some seconds to import; a plan of GLM alone does without.
+For recipes with more than GLM, or with frozen weights: the objectives themselves say what they add
+to the backbone, how a document becomes a row and what their arithmetic is, on the meta device. So
+this file needs torch, which takes some seconds to import; a plan of GLM alone does without.
 """
 
 from collections.abc import Mapping
@@ -66,9 +66,11 @@ def outline_of(config: Config, vocab_size: int, encoder: Vocabulary | None) -> O
         parts = parts_of(
             objectives, config.model, vocab_size=vocab_size, source_tokens=tokens, seed=config.seed
         )
-        backbone = Backbone(
-            config.model, vocab_size=vocab_size, num_positions=config.model.table_rows(tokens)
-        )
+        backbone = None
+        if any(objective.backbone_calls for objective in objectives):
+            backbone = Backbone(
+                config.model, vocab_size=vocab_size, num_positions=config.model.table_rows(tokens)
+            )
     model = ObjectiveModel(backbone, parts)
     TrainsPolicy(
         config.trains, config.unfreezing, num_layers=config.model.num_layers,
@@ -142,5 +144,5 @@ def _rows(
     transform = objective.transform(special, source_tokens=packing.source_tokens, vocab_size=ids)
     found = counted(split, transform, packing, config.seed, size, origin)
     if objective.health is None:  # it has no latent space, so that nothing reads whole texts
-        return replace(found, read_tokens=0.0, read_pairs=0.0, documents=0)
+        return replace(found, read_tokens=0.0, read_pairs=0.0)
     return found

@@ -1,13 +1,10 @@
 """Bytes that objectives with an encoder and a decoder keep: one pass for each, and the latent head.
 
 A latent objective takes a micro-batch through a Transformer twice, and what both passes keep stands
-side by side until the one backward; so do all objectives of a run. A pass keeps what activations.py
-says, and beside or instead of it, with n = rows x row_tokens x width elements,
+side by side until the one backward; so do all objectives of a run. Layers keep what flow.py says.
+Around them,
 
-    slots          k and v once more with the slots before them, 2 n and the slots; a wider mask
-    adapters       what stands inside of each, and with `sequential` what it reads
-    frozen         matrices that do not learn keep no input: 3 n and GELU's output less a layer, no
-                   indices of tables, no hidden states of the loss
+    frozen tables  keep no indices, and the loss no hidden states
     token types    an index more; a LayerNorm of the embedding its input, mean and 1 / deviation
     W z            that is added to the embedding: the document of each token (int64), the padding
 
@@ -31,13 +28,15 @@ from pretrain.planning.activations import (
     MicroBatch,
     dropout_bytes,
     is_unfused,
-    layer_bytes,
     loss_bytes,
     norm_bytes,
     stream_bytes,
 )
+from pretrain.planning.flow import layers_kept, slot_bytes
+from pretrain.planning.lstm import LstmPass, lstm_passes
 from pretrain.planning.rows import RowContent
 from pretrain.settings.config import Config
+from pretrain.settings.trains import Trains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,47 +46,104 @@ class Pass:
     name: str
     shape: BackboneShape
     batch: MicroBatch
-    documents: int = 0  # of a row, at most, where z or a head is involved
-    slots: int = 0  # of a document in every layer
+    documents: int = 0  # of a row, at most
+    slots: int = 0  # of a document in every layer: a learned prefix, and those that z gives
     adds_latent: bool = False  # W z to the embedding
     writes: bool = True  # whether it ends in logits and cross entropy
-    is_frozen: bool = False  # all but its LayerNorms
+    sums_texts: bool = False  # whether the loss is told by texts
+    trains: Trains = "all"
+    last_layers: int = 0  # of the backbone, that learn with trains: k_layers
+    num_layers: int = 0  # of the whole backbone
     is_own: bool = False  # whether its Transformer is the objective's and not the backbone
     adapter_size: int = 0
     placement: Placement = "parallel_ffn"
     layers_per_checkpoint: int = 0
     pools: LatentShape | None = None  # the head that reads its hidden states
 
+    @property
+    def tables_learn(self) -> bool:
+        """Whether the token table does, and those of positions and types."""
+        return self.trains != "head_only" if self.is_own else self.trains == "all"
 
-def passes_of(config: Config, name: str, rows: RowContent, micro_rows: int) -> list[Pass]:
+    @property
+    def embedding_norm_learns(self) -> bool:
+        """Where there is one."""
+        return self.shape.embedding_norm and (self.tables_learn or self.trains == "adapters")
+
+    @property
+    def final_norm_learns(self) -> bool:
+        """Likewise."""
+        return self.tables_learn or (not self.is_own and self.trains in ("adapters", "k_layers"))
+
+    @property
+    def adapters_learn(self) -> bool:
+        """They are parts of an objective, which halves are."""
+        return self.trains != "head_only"
+
+    @property
+    def adapts_twice(self) -> bool:
+        """Whether the adapter of a layer stands beside its attention, too."""
+        return self.adapter_size > 0 and self.placement == "reference_double"
+
+    def matrices_learn(self, number: int) -> bool:
+        """Of layer `number`."""
+        if self.is_own or self.trains != "k_layers":
+            return self.tables_learn
+        return number >= self.num_layers - self.last_layers
+
+    def norms_learn(self, number: int) -> bool:
+        """Of layer `number`."""
+        return self.matrices_learn(number) or (not self.is_own and self.trains == "adapters")
+
+    def lora_learns(self, number: int) -> bool:
+        """Of layer `number`."""
+        learns = self.matrices_learn(number) or (not self.is_own and self.trains == "lora")
+        return learns and self.shape.lora_rank > 0
+
+    def slots_learn(self, number: int) -> bool:
+        """Whether a gradient passes through slots of layer `number`: the projections of z learn
+        whatever `trains` says, a learned prefix does not."""
+        if self.slots > self.shape.prefix_slots:
+            return True
+        learns = self.matrices_learn(number) or (not self.is_own and self.trains == "prefix")
+        return learns and self.slots > 0
+
+
+AnyPass = Pass | LstmPass
+
+
+def passes_of(config: Config, name: str, rows: RowContent, micro_rows: int) -> Sequence[AnyPass]:
     """The passes of objective `name` in the order of the forward pass."""
     batch = MicroBatch(micro_rows, config.data.packing.row_tokens, micro_rows * rows.targets)
     again = config.memory.layers_per_checkpoint
-    is_frozen = config.trains == "adapters"
-    writes = Pass(
+    if name == "lstm_vae":
+        return lstm_passes(config, rows, batch)
+    prefix = config.model.prefix_slots
+    plain = Pass(
         name=name, shape=config.model, batch=batch, layers_per_checkpoint=again,
-        is_frozen=is_frozen,
+        documents=rows.documents, slots=prefix, trains=config.trains,
+        last_layers=config.unfreezing.layers, num_layers=config.model.num_layers,
     )  # fmt: skip
     if name in ("glm", "causal"):
-        return [writes]
+        return [plain]
     objective = getattr(config.objectives, name)
     latent: LatentShape = objective.latent
     writes = replace(
-        writes,
+        plain,
         name=f"{name} writes",
-        documents=rows.documents,
-        slots=0 if latent.injection == "embedding" else latent.slots,
+        slots=prefix + (0 if latent.injection == "embedding" else latent.slots),
         adds_latent=latent.injection != "memory",
+        sums_texts=True,
     )
     reads = replace(
-        writes, name=f"{name} reads", slots=0, adds_latent=False, writes=False, pools=latent,
-        batch=replace(batch, targets=0),
-    )  # fmt: skip
+        plain, name=f"{name} reads", writes=False, pools=latent, batch=replace(batch, targets=0)
+    )
     if name == "optimus":
         # Its layers are never run again, and it is no part of the backbone, which may be frozen.
         reads = replace(
-            reads, shape=objective.encoder, layers_per_checkpoint=0, is_frozen=False, is_own=True
-        )
+            reads, shape=objective.encoder, layers_per_checkpoint=0, is_own=True,
+            slots=objective.encoder.prefix_slots,
+        )  # fmt: skip
     if name == "adavae":
         size, placement = objective.adapter_size, objective.adapter_placement
         first = replace(config.model, num_layers=objective.encoder_layers)
@@ -98,7 +154,7 @@ def passes_of(config: Config, name: str, rows: RowContent, micro_rows: int) -> l
 
 
 def peak_bytes(
-    passes: Sequence[Pass], *, vocab_size: int, element_bytes: int, device: Device = "cuda"
+    passes: Sequence[AnyPass], *, vocab_size: int, element_bytes: int, device: Device = "cuda"
 ) -> dict[str, float]:
     """Bytes of all passes by name at the fullest moment of the backward.
 
@@ -107,55 +163,43 @@ def peak_bytes(
     """
     kept, extra = {}, {}
     for one in passes:
-        loss = _loss_bytes(one, vocab_size, element_bytes)
+        if isinstance(one, LstmPass):
+            kept[one.name] = one.kept_bytes(vocab_size, element_bytes, device)
+            extra[one.name] = 0.0
+            continue
+        loss = _loss_bytes(one, vocab_size, element_bytes, device)
         kept[one.name] = loss + below_loss_bytes(one, element_bytes, device)
-        group = min(one.layers_per_checkpoint, one.shape.num_layers)
-        again = group * pass_layer_bytes(one, element_bytes, device)
+        again = fullest_group_bytes(one, element_bytes, device)
         extra[one.name] = max(again - loss, 0)
     fullest = max(extra, key=lambda name: extra[name])
     kept[fullest] += extra[fullest]
     return kept
 
 
+def fullest_group_bytes(one: Pass, element_bytes: int, device: Device = "cuda") -> float:
+    """Bytes of the fullest group of layers that are run again; 0 where none are."""
+    each, step = layers_kept(one, element_bytes, device)[0], one.layers_per_checkpoint
+    groups = [sum(each[first : first + step]) for first in range(0, len(each), step or 1)]
+    return max(groups) if step else 0.0
+
+
 def below_loss_bytes(one: Pass, element_bytes: int, device: Device = "cuda") -> float:
     """Bytes that embedding, layers, last LayerNorm and head keep."""
     batch, layers = one.batch, one.shape.num_layers
+    each, needs = layers_kept(one, element_bytes, device)
+    kept = sum(each)
     if step := one.layers_per_checkpoint:  # a group keeps its input, and the slots it reads
         groups = math.ceil(layers / step) * stream_bytes(one.shape, batch, element_bytes)
-        kept = groups + layers * 2 * _slot_bytes(one, element_bytes)
-    else:
-        kept = layers * pass_layer_bytes(one, element_bytes, device)
-    if one.shape.norm_order == "pre":
+        kept = groups + layers * 2 * slot_bytes(one, element_bytes)
+    if one.shape.norm_order == "pre" and (needs or one.final_norm_learns):
         kept += stream_bytes(one.shape, batch, element_bytes)
         kept += norm_bytes(batch, element_bytes, device)
     mask = 0
-    if not is_unfused(one.shape, device):
+    if any(each) and not is_unfused(one.shape, device):
         keys = batch.row_tokens + one.documents * one.slots
         mask = batch.positions * keys * element_bytes
     head = 0.0 if one.pools is None else head_bytes(one, one.pools)
     return _embedding_bytes(one, element_bytes, device) + kept + mask + head
-
-
-def pass_layer_bytes(one: Pass, element_bytes: int, device: Device = "cuda") -> float:
-    """Bytes that one layer keeps."""
-    shape, batch = one.shape, one.batch
-    kept = layer_bytes(shape, batch, element_bytes, device)
-    stream = stream_bytes(shape, batch, element_bytes)
-    unfused = is_unfused(shape, device)
-    if one.slots:
-        kept += 2 * _slot_bytes(one, element_bytes)
-        if unfused:
-            columns = one.documents * one.slots
-            kept += 3 * batch.positions * shape.num_heads * columns * element_bytes
-        else:
-            kept += 2 * stream
-    if one.is_frozen:
-        kept -= 3 * stream + stream * shape.feed_forward_size / shape.hidden_size
-    if one.adapter_size:
-        inside = batch.positions * one.adapter_size * element_bytes
-        kept += inside * (2 if one.placement == "reference_double" else 1)
-        kept += stream if one.placement == "sequential" else 0
-    return kept
 
 
 def head_bytes(one: Pass, latent: LatentShape) -> float:
@@ -175,10 +219,10 @@ def head_bytes(one: Pass, latent: LatentShape) -> float:
 
 def _embedding_bytes(one: Pass, element_bytes: int, device: Device) -> float:
     shape, positions = one.shape, one.batch.positions
-    if one.is_frozen and not one.adds_latent:
+    if not (one.tables_learn or one.adds_latent or one.embedding_norm_learns):
         return 0
     kept = dropout_bytes(shape, one.batch, element_bytes, device)
-    if not one.is_frozen:
+    if one.tables_learn:
         kept += (3 + (shape.token_types > 0)) * INT32 * positions
     if one.adds_latent:
         kept += (INT64 + 1) * positions
@@ -188,18 +232,13 @@ def _embedding_bytes(one: Pass, element_bytes: int, device: Device) -> float:
     return kept
 
 
-def _loss_bytes(one: Pass, vocab_size: int, element_bytes: int) -> float:
-    if not one.writes:
+def _loss_bytes(one: Pass, vocab_size: int, element_bytes: int, device: Device) -> float:
+    passes = layers_kept(one, element_bytes, device)[1] or one.final_norm_learns
+    if not one.writes or not passes:
         return 0
     kept = loss_bytes(one.shape, one.batch, vocab_size, element_bytes)
-    if one.documents:  # the text of each target
+    if one.sums_texts:  # the text of each target
         kept += one.batch.targets * INT64
-    if one.is_frozen:
+    if not one.tables_learn:
         kept -= one.batch.targets * one.shape.hidden_size * element_bytes
     return kept
-
-
-def _slot_bytes(one: Pass, element_bytes: int) -> float:
-    """Bytes of a layer's keys or values of all slots."""
-    columns = one.batch.rows * one.documents * one.slots
-    return columns * one.shape.hidden_size * element_bytes

@@ -6,7 +6,8 @@
 Memory of one GPU by part, bytes of a checkpoint, tokens and traffic of an update, days at a stated
 utilisation. Nothing is built and no GPU is needed: every number follows from the recipe,
 DeepSpeed's JSON and the rows that the planner of data_pipeline packs. Of GLM without torch, so that
-it answers at once; other objectives are asked themselves (outline.py).
+it answers at once; other objectives, and what learns of a frozen model, are asked themselves
+(outline.py).
 """
 
 import argparse
@@ -33,8 +34,8 @@ def plan_run(
     """The plan of `config` on `num_gpus` GPUs at model FLOP utilisation `mfu`.
 
     vocab_size: ids in use; None takes those of the shards, or an assumption that the plan names.
-    Raises ValueError where the ranks do not divide the batch, DeepSpeed's file contradicts the
-    recipe, or a part of it cannot be counted.
+    Raises ValueError where the ranks do not divide the batch, or DeepSpeed's file contradicts the
+    recipe.
     """
     if num_gpus < 1:
         raise ValueError(f"--gpus must be at least 1, got {num_gpus}.")
@@ -42,10 +43,9 @@ def plan_run(
         raise ValueError(f"--mfu must lie in (0, 1], got {mfu}.")
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"--vocab-size must be at least 1, got {vocab_size}.")
-    _refuse_uncounted(config)
     stored_ids = vocabulary_of([c.shards for c in config.data.sources])
-    encoder = None
-    if config.objectives.chosen == ["glm"]:
+    encoder, is_plain = None, _is_plain(config)
+    if is_plain:
         corpora = [(c, {"glm": held}) for c, held in contents(config, vocab_size or stored_ids)]
     else:
         from pretrain.planning.outline import outline_of, planned_rows  # with torch
@@ -56,7 +56,7 @@ def plan_run(
         for name in config.objectives.chosen
     }
     outline = None
-    if config.objectives.chosen != ["glm"]:
+    if not is_plain:
         ids = padded_vocabulary(max(held.vocab_size for held in rows.values()))
         outline = outline_of(config, ids, encoder)
     origin = _vocabulary_origin(vocab_size, stored_ids)
@@ -73,24 +73,11 @@ def contents(config: Config, vocab_size: int | None) -> list[tuple[CorpusConfig,
     ]
 
 
-def _refuse_uncounted(config: Config) -> None:
-    """Raise ValueError for a recipe whose activations follow no formula here."""
-    if "lstm_vae" in config.objectives.chosen:
-        raise ValueError(
-            "plan: objectives.lstm_vae cannot be planned: what an LSTM keeps for its backward is "
-            "the library's own and follows no formula here. The model is small: try it."
-        )
-    if config.model.lora_rank or config.model.prefix_slots:
-        raise ValueError(
-            "plan: model.lora_rank and model.prefix_slots cannot be planned: activations are "
-            "counted without them. Set both to 0 for a plan of the same model without them."
-        )
-    if config.trains not in ("all", "adapters"):
-        raise ValueError(
-            f"plan: trains: {config.trains} cannot be planned: activations are counted for all and "
-            "adapters alone. --trains all plans the same model with everything learning, which "
-            "takes more."
-        )
+def _is_plain(config: Config) -> bool:
+    """Whether GLM is all that is learned, with the whole backbone and nothing else."""
+    model = config.model
+    is_glm = config.objectives.chosen == ["glm"] and config.trains == "all"
+    return is_glm and not model.lora_rank and not model.prefix_slots
 
 
 def _epochs(

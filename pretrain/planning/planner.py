@@ -10,7 +10,8 @@ from pretrain.models.flop import training_flop
 from pretrain.models.shape import BackboneShape, padded_vocabulary
 from pretrain.planning.activations import FP32
 from pretrain.planning.gpus import Gpu
-from pretrain.planning.passes import Pass, passes_of, peak_bytes
+from pretrain.planning.lstm import LstmPass
+from pretrain.planning.passes import AnyPass, Pass, passes_of, peak_bytes
 from pretrain.planning.rows import RowContent
 from pretrain.planning.state import (
     Zero,
@@ -43,7 +44,8 @@ class Planner:
         rows: Mapping[str, RowContent],
         outline: "Outline | None" = None,
     ) -> None:
-        """rows: what a row of each objective holds, by its name. outline: None of GLM alone."""
+        """rows: what a row of each objective holds, by its name. outline: None of GLM alone, all
+        of which learns."""
         self.config, self.num_gpus, self.rows = config, num_gpus, rows
         self.precision = "bf16" if config.precision == "auto" else config.precision
         self.weight_bytes = 2 if self.precision == "bf16" else FP32
@@ -110,7 +112,7 @@ class Planner:
             passes={} if in_update or len(by_pass) == 1 else by_pass,
         )
 
-    def passes(self, micro_rows: int) -> list[Pass]:
+    def passes(self, micro_rows: int) -> list[AnyPass]:
         """All passes of a micro-batch, objective by objective."""
         each = (passes_of(self.config, name, r, micro_rows) for name, r in self.rows.items())
         return [one for passes in each for one in passes]
@@ -124,13 +126,15 @@ class Planner:
         """Parameters that a micro-batch passes through; those of a second pass count again."""
         if self.outline is None:
             return self.num_parameters
-        of_backbone = [p.shape for p in self.passes(1) if not p.is_own]
+        of_backbone = [p.shape for p in self.passes(1) if isinstance(p, Pass) and not p.is_own]
         return self.outline.parts_size + sum(sum(self._sizes_of(s)) for s in of_backbone)
 
-    def _temporaries(self, one: Pass) -> float:
+    def _temporaries(self, one: AnyPass) -> float:
         """What the first operations of a backward hold at once: the gradients of log-probabilities
-        and logits, or those of one feed-forward, whichever is more."""
+        and logits, or those of one feed-forward or all gates, whichever is more."""
         loss = one.batch.targets * self.vocab_size * (2 * FP32)
+        if isinstance(one, LstmPass):
+            return max(loss, one.working_bytes(self.weight_bytes))
         stream = one.batch.positions * one.shape.hidden_size * self.weight_bytes
         return max(loss, 9 * stream)
 

@@ -44,7 +44,7 @@ class RowContent:
     origin: str  # where the numbers come from, in words
     read_tokens: float = 0.0  # tokens that an encoder reads, its beginning and end counted
     read_pairs: float = 0.0  # pairs of them, each of which sees all of its text
-    documents: int = 0  # texts of the fullest row, where an encoder reads them
+    documents: int = 0  # texts of the fullest row
 
 
 def has_shards(folder: str) -> bool:

@@ -78,7 +78,9 @@ def parameter_sizes(shape: BackboneShape, *, vocab_size: int, num_positions: int
     matrices = [3 * width * width, width * width, inner * width, inner * width]
     biases = [3 * width, width, inner, width]
     norms = [width, width] * ((shape.norm_order == "pre") + shape.embedding_norm)
-    return tables + shape.num_layers * (matrices + biases + 4 * [width]) + norms
+    added = [shape.lora_rank * width, 3 * width * shape.lora_rank] * bool(shape.lora_rank)
+    added += [shape.prefix_slots * width] * (2 * bool(shape.prefix_slots))
+    return tables + shape.num_layers * (matrices + biases + 4 * [width] + added) + norms
 
 
 @dataclass(frozen=True)

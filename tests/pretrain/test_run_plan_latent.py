@@ -14,7 +14,7 @@ from pretrain.models.backbone import Backbone
 from pretrain.objectives.loss import ObjectiveModel
 from pretrain.objectives.select import objectives_of, parts_of
 from pretrain.planning.outline import Outline, outline_of
-from pretrain.planning.passes import Pass, pass_layer_bytes, passes_of, peak_bytes
+from pretrain.planning.passes import AnyPass, Pass, fullest_group_bytes, passes_of, peak_bytes
 from pretrain.planning.plan import GPUS, Plan, in_words, plan_run
 from pretrain.planning.rows import RowContent
 from pretrain.planning.scale import main as scale
@@ -36,6 +36,7 @@ ENCODER = (
     "gelu: erf, token_types: 2, embedding_norm: true, block_positions: false, "
     "attention_dropout_prob: 0}"
 )
+LSTM = ("--objectives.lstm_vae.embedding_size=48", "--objectives.lstm_vae.hidden_size=64")
 ADAPTERS = ("--objectives.adavae.encoder_layers=2", "--objectives.adavae.adapter_size=24")
 
 
@@ -70,12 +71,14 @@ def model_of(config: Config) -> tuple[Any, ObjectiveModel]:
     objectives = objectives_of(config.objectives, steps=config.steps)
     tokens = config.data.packing.source_tokens
     parts = parts_of(objectives, config.model, vocab_size=VOCABULARY, source_tokens=tokens, seed=1)
-    backbone = Backbone(
-        config.model,
-        vocab_size=VOCABULARY,
-        num_positions=config.model.table_rows(tokens),
-        layers_per_checkpoint=config.memory.layers_per_checkpoint,
-    )
+    backbone = None
+    if any(objective.backbone_calls for objective in objectives):
+        backbone = Backbone(
+            config.model,
+            vocab_size=VOCABULARY,
+            num_positions=config.model.table_rows(tokens),
+            layers_per_checkpoint=config.memory.layers_per_checkpoint,
+        )
     model = ObjectiveModel(backbone, parts)
     TrainsPolicy(
         config.trains, config.unfreezing, num_layers=config.model.num_layers,
@@ -98,13 +101,15 @@ def live_bytes(config: Config, dtype: torch.dtype = torch.float32) -> int:
         return tensor
 
     inputs = [objective.inputs(batch(), 5) for objective in objectives]
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    # Without oneDNN an LSTM runs operation by operation; nothing else asks it.
+    without_onednn = torch.backends.mkldnn.flags(enabled=False)
+    with without_onednn, saved_tensors_hooks(keep, lambda tensor: tensor):
         for objective, own in zip(objectives, inputs, strict=True):
             model(objective, own)
     return sum(storage.nbytes() for storage in saved.values())
 
 
-def passes_of_config(config: Config) -> list[Pass]:
+def passes_of_config(config: Config) -> list[AnyPass]:
     rows = RowContent(
         source_tokens=0, tokens=0, targets=TARGETS / ROWS, visible_pairs=0, vocab_size=VOCABULARY,
         corpus_tokens=None, origin="", documents=DOCUMENTS,
@@ -149,11 +154,46 @@ CASES = {
     ),
     "glm and glm_vae": ("glm_vae", "--objectives.glm.weight=1"),
     "causal": ("causal", "--model.block_positions=false"),
+    "lstm_vae": ("lstm_vae", *LSTM),
+    "lstm_vae, no dropout": ("lstm_vae", *LSTM, "--objectives.lstm_vae.dropout_prob=0"),
+    "glm, lora": ("glm", "--trains=lora", "--model.lora_rank=4"),
+    "glm, lora beside all": ("glm", "--model.lora_rank=12"),
+    "glm, prefix": ("glm", "--trains=prefix", "--model.prefix_slots=5"),
+    "glm, two layers": ("glm", "--trains=k_layers"),
+    "glm, lora, post": (
+        "glm", "--trains=lora", "--model.lora_rank=4", "--model.norm_order=post",
+        "--model.dropout_prob=0",
+    ),
+    "glm, lora, attention dropout": (
+        "glm", "--trains=lora", "--model.lora_rank=4", "--model.attention_dropout_prob=0.1",
+    ),
+    "glm_vae, lora": ("glm_vae", "--trains=lora", "--model.lora_rank=4"),
+    "glm_vae, prefix": ("glm_vae", "--trains=prefix", "--model.prefix_slots=3"),
+    "glm_vae, parts": ("glm_vae", "--trains=parts"),
+    "glm_vae, parts, embedding": (
+        "glm_vae", "--trains=parts", "--objectives.glm_vae.latent={injection: embedding}",
+    ),
+    "optimus, head": (
+        "optimus", ENCODER, "--model.block_positions=false", "--trains=head_only",
+    ),
+    "optimus, two layers": (
+        "optimus", ENCODER, "--model.block_positions=false", "--trains=k_layers",
+    ),
+    "adavae, parts": ("adavae", *ADAPTERS, "--trains=parts"),
+    "adavae, parts, twice": (
+        "adavae", *ADAPTERS, "--trains=parts",
+        "--objectives.adavae.adapter_placement=reference_double",
+    ),
+    "adavae, head, sequential": (
+        "adavae", *ADAPTERS, "--trains=head_only",
+        "--objectives.adavae.adapter_placement=sequential",
+    ),
+    "adavae, lora": ("adavae", *ADAPTERS, "--trains=lora", "--model.lora_rank=4"),
 }  # fmt: skip
 
 
 # On a CPU unfused attention, which dropout on its weights makes, computes in fp32 throughout.
-IN_BF16 = [case for case in CASES if case != "optimus, attention dropout"]
+IN_BF16 = [case for case in CASES if "attention dropout" not in case]
 
 
 def outline_of_case(config: Config) -> Outline:
@@ -179,10 +219,10 @@ def test_activations_in_bf16_hold_the_matrices_around_z_once_more_in_fp32(case: 
 def test_a_group_that_is_run_again_stands_in_full_once_beside_all_passes() -> None:
     flags = ("--memory.activation_checkpointing=every_1", "--model.dropout_prob=0")
     config = config_of("glm_vae", *flags, "--objectives.glm.weight=1")
-    passes = {p.name: p for p in passes_of_config(config)}
+    passes = {p.name: p for p in passes_of_config(config) if isinstance(p, Pass)}
     peak = peak_bytes(list(passes.values()), vocab_size=VOCABULARY, element_bytes=4, device="cpu")
     writes = passes["glm_vae writes"]
-    extra = pass_layer_bytes(passes["glm_vae reads"], 4, "cpu")
+    extra = fullest_group_bytes(passes["glm_vae reads"], 4, "cpu")
     # Masks and slots are held by reference, not as saved tensors.
     slots = 3 * 2 * ROWS * DOCUMENTS * 96 * 4
     masks = 3 * ROWS * ROW_TOKENS**2 * 4 + ROWS * ROW_TOKENS * DOCUMENTS * 4
@@ -265,17 +305,33 @@ def test_shards_are_counted_where_they_are(shards: Path) -> None:
     assert 0 < plan.tokens_per_step - plan.targets_per_step < plan.tokens_per_step / 2
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "said"),
-    [
-        ("lstm_vae", (), "objectives.lstm_vae cannot be planned"),
-        ("adavae", ("--trains=parts",), "trains: parts cannot be planned"),
-        ("adavae", ("--model.lora_rank=4",), "model.lora_rank and model.prefix_slots cannot"),
-    ],
-)
-def test_what_follows_no_formula_is_refused(name: str, flags: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        plan_run(recipe(name, *flags), num_gpus=2, gpu=GPUS["h200"])
+def test_an_lstm_vae_is_all_its_own() -> None:
+    plan = plan_run(recipe("lstm_vae"), num_gpus=2, gpu=GPUS["h200"], vocab_size=30_000)
+    vocabulary, width, hidden, latent = 30_080, 512, 1024, 32
+    lstm = 4 * hidden * hidden + 8 * hidden  # of the state, and the biases
+    reader = vocabulary * width + 4 * hidden * width + lstm + (hidden + 1) * 2 * latent
+    begins, output = (latent + 1) * hidden, (hidden + 1) * width
+    writer = vocabulary * width + 4 * hidden * (width + latent) + lstm + begins + output
+    assert plan.num_parameters == plan.num_trained == reader + writer
+    assert plan.checkpoint["optimizer"] == 12 * (reader + writer)
+    assert plan.checkpoint["model"] == 2 * (reader + writer)
+    assert list(plan.memory.passes) == ["lstm_vae reads", "lstm_vae writes"]
+
+
+def test_what_is_added_to_attention_is_all_that_learns() -> None:
+    flags = ("--trains=lora", "--model.lora_rank=8")
+    plan = plan_run(recipe("glm_base", *flags), num_gpus=8, gpu=GPUS["h200"], vocab_size=30_527)
+    whole = plan_run(recipe("glm_base"), num_gpus=8, gpu=GPUS["h200"], vocab_size=30_527)
+    assert plan.num_trained == 12 * 8 * (768 + 3 * 768)
+    assert plan.num_parameters == whole.num_parameters + plan.num_trained
+    assert plan.checkpoint["optimizer"] == 12 * plan.num_trained
+    assert plan.memory.optimizer == 12 * plan.num_trained / 8
+    assert plan.memory.activations < whole.memory.activations
+    prefix = plan_run(
+        recipe("glm_base", "--trains=prefix", "--model.prefix_slots=20"),
+        num_gpus=8, gpu=GPUS["h200"], vocab_size=30_527,
+    )  # fmt: skip
+    assert prefix.num_trained == 12 * 2 * 20 * 768
 
 
 def test_shards_of_one_stream_are_refused_where_two_are_read(shards: Path) -> None:
