@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.mpi_launch import is_rank, run_on_ranks
+from data_pipeline.reading.file_kinds import scrubbed
 from data_pipeline.watch import logged
 
 try:
@@ -67,7 +68,7 @@ def _run(words: list[str], deal: "Deal | None" = None) -> int:
 
 
 def _fail(message: str) -> int:
-    sys.stderr.write(f"data_pipeline: {message}\n")
+    sys.stderr.write(f"data_pipeline: {scrubbed(message)}\n")
     return 2
 
 

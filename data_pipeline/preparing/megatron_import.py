@@ -19,6 +19,7 @@ from data_pipeline.preparing.merged_manifest import file_entries, split_entries
 from data_pipeline.preparing.output_folder import OutputFolder, check_named
 from data_pipeline.preparing.sharding import SplitWriters, check_sharding, dtype_of_ids
 from data_pipeline.reading.byte_stream import size_and_hash
+from data_pipeline.reading.file_kinds import scrubbed
 from data_pipeline.storage.manifest import (
     FORMAT,
     MANIFEST_FILE,
@@ -57,6 +58,8 @@ class ImportSettings:
     licence: str | None = None
 
     def __post_init__(self) -> None:
+        if self.source is not None:  # as the manifest names it
+            object.__setattr__(self, "source", scrubbed(self.source))
         check_named("--output", self.output)
         check_named("--tokenizer", self.tokenizer)
         check_sharding(self)

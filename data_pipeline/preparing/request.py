@@ -18,7 +18,7 @@ from data_pipeline.preparing.sharding import check_sharding, dtype_of_ids
 from data_pipeline.preparing.slices import Piece, plan_slices
 from data_pipeline.reading import saved_dataset
 from data_pipeline.reading.documents import ReadSettings
-from data_pipeline.reading.file_kinds import Source
+from data_pipeline.reading.file_kinds import Source, scrubbed
 from data_pipeline.reading.sources import find_sources
 from data_pipeline.reading.text_lines import text_encoding
 from data_pipeline.reading.unusable import OnError, policy
@@ -62,6 +62,8 @@ class PrepareSettings:
     read: ReadSettings = field(default_factory=ReadSettings)
 
     def __post_init__(self) -> None:
+        if self.source is not None:  # as the manifest names it
+            object.__setattr__(self, "source", scrubbed(self.source))
         check_named("--output", self.output)
         check_named("--tokenizer", self.tokenizer)
         if self.encoder_tokenizer is not None:

@@ -24,7 +24,7 @@ _KIND_OF_ENDING: dict[str, Kind] = {
     ".parquet": "parquet",
 }
 _PACKED = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".br", ".z")
-_IS_SECRET = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|ACCESS_KEY|API_KEY", re.I)
+_IS_SECRET = re.compile("TOKEN(?!I[SZ])|SECRET|PASSWORD|PASSWD|CREDENTIAL|ACCESS_KEY|API_KEY", re.I)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>()]+", re.I)
 KNOWN = (
     f"{', '.join(_KIND_OF_ENDING)}, all but .parquet also with "
@@ -103,17 +103,18 @@ def _bare(url: str) -> str:
     return f"{scheme}://{rest}"
 
 
-def scrubbed(message: str, url: str = "") -> str:
-    """A library's message without the credentials in `url` or in this process's environment.
+def scrubbed(message: str, *urls: str, shortest: int = 4) -> str:
+    """A message without the credentials in `urls` or in this process's environment.
 
-    Whatever stands before an @ or behind a ? in a URL of the message goes too.
+    Whatever stands before an @ or behind a ? in a URL of the message goes too. shortest: characters
+    of a credential of `urls` that is looked for outside of URLs.
     """
     secrets = [v for n, v in os.environ.items() if _IS_SECRET.search(n) and len(v) >= 8]
-    for part in url.split("::"):
+    for part in "::".join(urls).split("::"):
         query = part.partition("?")[2].partition("#")[0]
         user = part.partition("://")[2].rpartition("@")[0]
         words = [query, *(v for _, v in parse_qsl(query)), user, user.partition(":")[2]]
-        secrets += [form for w in words if len(w) > 3 for form in (w, unquote(w), quote(w))]
+        secrets += [form for w in words if len(w) >= shortest for form in (w, unquote(w), quote(w))]
     for secret in sorted(set(secrets), key=len, reverse=True):
         message = message.replace(secret, "***")
     return _URL.sub(lambda m: without_credentials(m[0]), message)

@@ -13,6 +13,7 @@ from data_pipeline.storage.manifest import MANIFEST_FILE, Manifest, read_manifes
 from pretrain.handing_over.exported import ExportedConfig
 from pretrain.settings.cli import config_to_yaml
 from pretrain.settings.config import Config
+from pretrain.settings.dotted import shown
 from pretrain.settings.objectives_config import ObjectivesConfig
 
 TO_COMPLETE = "*to be completed*"
@@ -55,7 +56,7 @@ def model_card(
             "",
             f"{exported.step} of {config.steps} updates, {config.batch.global_rows} rows of "
             f"{config.data.packing.row_tokens} positions each"
-            + (f", beginning with the weights of {_name(init_from)}." if init_from else "."),
+            + (f", beginning with the weights of {_name(shown(init_from))}." if init_from else "."),
             "",
             "```yaml",
             public_recipe(config).rstrip(),

@@ -24,6 +24,7 @@ from pretrain.planning.rows import RowContent, mean_content, row_content, vocabu
 from pretrain.planning.values import Plan
 from pretrain.settings.config import Config
 from pretrain.settings.data_config import CorpusConfig
+from pretrain.settings.told import told
 
 __all__ = ["GPUS", "Plan", "checkpoints_on_disk", "in_words", "main", "plan_run"]
 
@@ -158,4 +159,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         vocab_size=arguments.vocab_size,
     )
     text = json.dumps(plan.as_json(), indent=1) if arguments.json else in_words(plan)
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{told(text)}\n")

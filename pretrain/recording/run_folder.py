@@ -26,6 +26,7 @@ from pretrain.settings.cli import config_from_yaml, config_to_yaml, flat
 from pretrain.settings.config import Config
 from pretrain.settings.dotted import shown
 from pretrain.settings.sweep_file import Task
+from pretrain.settings.told import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +105,9 @@ class RunFolder:
             self._lock = None
 
     def describe(self, config: Config, deepspeed_settings: dict[str, Any]) -> None:
-        """Write config.yaml and ds_config.json."""
+        """Write config.yaml and ds_config.json, without secrets."""
         _replace(self.config, config_to_yaml(config))
-        settings = json.dumps(deepspeed_settings, indent=2) + "\n"
+        settings = json.dumps(without_secrets(deepspeed_settings), indent=2) + "\n"
         _replace(self.path / "ds_config.json", settings)
 
     @property
@@ -119,12 +120,12 @@ class RunFolder:
         if init_from is None:
             self.origin.unlink(missing_ok=True)
         else:
-            self.origin.write_text(f"{init_from}\n", encoding="utf-8")
+            self.origin.write_text(f"{shown(init_from)}\n", encoding="utf-8")
 
     def note_task(self, task: Task) -> None:
         """Keep which task of a sweep the run is."""
         said = {"sweep": task.sweep, "task": task.number, "array": task.array}
-        _replace(self._task, json.dumps(said | {"values": task.values}, indent=1) + "\n")
+        _replace(self._task, json.dumps(said | {"values": shown(task.values)}, indent=1) + "\n")
 
     def swept(self) -> list[str]:
         """The settings that the run's sweep varies; none where it belongs to none."""
@@ -145,8 +146,9 @@ class RunFolder:
             old, new = (flat(asdict(c)) for c in (config_from_yaml(self.config), config))
         except ValueError as problem:
             return [f"all that {problem}"]
+        old, new = shown(old), shown(new)  # with another secret it is the same place
         return [
-            f"{key}: {shown(old.get(key))} -> {shown(new.get(key))}"
+            f"{key}: {old.get(key)} -> {new.get(key)}"
             for key in sorted(old | new)
             if old.get(key) != new.get(key)
         ]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from pretrain.settings.mistakes import AgreedError, LostRankError
+from pretrain.settings.told import ToldFormatter
 
 FILE_BYTES = 20_000_000
 FULL_FILES_KEPT = 5
@@ -14,9 +15,9 @@ FULL_FILES_KEPT = 5
 
 def log_to_stderr() -> None:
     """Log lines on the terminal, with the libraries' chatter left out."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
+    to_terminal = logging.StreamHandler(sys.stderr)
+    to_terminal.setFormatter(ToldFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_terminal])
     for noisy in ("DeepSpeed", "torch.distributed", "filelock", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -53,6 +54,6 @@ def log_to_file(folder: Path, rank: int) -> logging.Handler:
         encoding="utf-8",
     )
     where = f"{socket.gethostname()} rank {rank}"
-    to_file.setFormatter(logging.Formatter(f"%(asctime)s {where} %(levelname)s %(message)s"))
+    to_file.setFormatter(ToldFormatter(f"%(asctime)s {where} %(levelname)s %(message)s"))
     logging.getLogger().addHandler(to_file)
     return to_file

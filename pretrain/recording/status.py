@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pretrain.settings.told import told
+
 STATUS_FILE = "status.json"
 STALE_AFTER_S = 120.0
 
@@ -95,7 +97,7 @@ def note_failure(run_folder: Path, steps: int, error: BaseException) -> None:
 
 def in_words(error: BaseException) -> str:
     """Why a run failed, for a reader of its status."""
-    return f"{type(error).__name__}: {error}"
+    return told(f"{type(error).__name__}: {error}")
 
 
 def state_of(run_folder: Path, *, steps: int = 0, now: float | None = None) -> str | None:

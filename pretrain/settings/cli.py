@@ -24,12 +24,14 @@ from jsonargparse import (
 )
 
 from data_pipeline.command_line import ReadableParser, config_files, yaml_problem
+from data_pipeline.reading.file_kinds import scrubbed
 from pretrain.settings.config import Config
 from pretrain.settings.data_config import corpora_problem
-from pretrain.settings.dotted import flat
+from pretrain.settings.dotted import flat, shown
 from pretrain.settings.mistakes import say
 from pretrain.settings.sweep_file import Task
 from pretrain.settings.sweep_task import task_of_command_line
+from pretrain.settings.told import hide
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -137,6 +139,7 @@ def parse_train(argv: Sequence[str]) -> tuple[Config, Start]:
     if task:
         config = replace(config, name=task.name, runs=str(Path(config.runs) / task.sweep))
         task.check_folder(Path(config.runs))
+    hide([asdict(config), made.init_from])
     return config, Start(made.resume, made.init_from, task)
 
 
@@ -183,8 +186,11 @@ def _check_corpora(parser: OneLineParser, args: Sequence[str]) -> None:
 
 
 def config_to_yaml(config: Config) -> str:
-    """`config` as a recipe that `--config` reads back into an equal value."""
-    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, allow_unicode=True)
+    """`config` as a recipe that `--config` reads back into an equal value, but for the secrets of
+    URLs, which it does not hold."""
+    plain = shown(_plain(asdict(config)))
+    plain["evaluation"]["texts"] = [scrubbed(text) for text in config.evaluation.texts]
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def config_from_yaml(path: Path) -> Config:

@@ -36,7 +36,7 @@ class CorpusConfig:
     @property
     def called(self) -> str:
         """Its name, given or its folder's."""
-        return self.name or self.shards.rstrip("/").rpartition("/")[2]
+        return self.name or without_credentials(self.shards).rstrip("/").rpartition("/")[2]
 
 
 def corpora_problem(said: Any) -> str | None:

@@ -1,10 +1,13 @@
 """Nested settings by dotted names: {"a": {"b": 1}} is {"a.b": 1}."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from data_pipeline.reading.file_kinds import without_credentials
+from data_pipeline.reading.file_kinds import scrubbed, without_credentials
+
+_IS_URL = re.compile(r"([a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.I)
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -24,7 +27,9 @@ def shown(value: Any) -> Any:
         return {key: shown(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(shown(inner) for inner in value)
-    return without_credentials(value) if isinstance(value, str) and "://" in value else value
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    return without_credentials(value) if _IS_URL.match(value) else scrubbed(value)
 
 
 def short(keys: Iterable[str]) -> dict[str, str]:

@@ -3,6 +3,8 @@
 import os
 import sys
 
+from pretrain.settings.told import told
+
 
 class AgreedError(ValueError):
     """A mistake that every rank raises with the same text; rank 0 says it for all."""
@@ -34,4 +36,4 @@ def say(message: str, *, agreed: bool) -> None:
 
 
 def _write(where: str, message: str) -> None:
-    sys.stderr.write(f"pretrain: {where}{' '.join(message.split())}\n")
+    sys.stderr.write(f"pretrain: {where}{told(' '.join(message.split()))}\n")

@@ -30,7 +30,7 @@ from typing import Any
 import xxhash
 import yaml
 
-from pretrain.settings.dotted import flat, short
+from pretrain.settings.dotted import flat, short, shown
 
 KEYS = ("name", "recipe", "settings", "grid", "tasks")
 NOT_SWEPT = ("name", "runs", "config")  # they follow from the sweep
@@ -206,7 +206,7 @@ def _label(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
     """`values` as a part of a folder's name: lr=0.001,seed=2."""
     if not values:
         return "as-recipe"
-    said = ",".join(f"{short[key]}={_word(value)}" for key, value in values.items())
+    said = ",".join(f"{short[key]}={_word(shown(value))}" for key, value in values.items())
     plain = re.sub(r"[^\w.,=+-]+", "_", said)
     if len(plain) <= LONGEST_LABEL:
         return plain

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from pretrain.recording.status import state_of
 from pretrain.settings.cli import parse_train
 from pretrain.settings.config import Config
+from pretrain.settings.dotted import shown
 from pretrain.settings.sweep_file import Sweep, read_sweep
 from pretrain.settings.sweep_task import task_flags
 from pretrain.sweeps.sweep_here import train_here
@@ -51,7 +52,7 @@ def table(sweep: Sweep, configs: Sequence[Config], array: str | None) -> str:
     rows = [["task", *keys, "state", "run folder"]]
     for task, config in zip(sweep.tasks, configs, strict=True):
         folder = Path(config.runs) / config.name
-        values = [_said(task.values[key]) if key in task.values else "" for key in keys]
+        values = [_said(shown(task.values[key])) if key in task.values else "" for key in keys]
         rows.append([str(task.number), *values, state_of(folder) or "", str(folder)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

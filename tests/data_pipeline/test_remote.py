@@ -106,8 +106,9 @@ def test_shards_of_a_secret_place_hold_no_secret(vault, model_file, tmp_path, ca
 
     caplog.set_level("DEBUG")
     prepare = ["prepare", "--tokenizer", str(model_file), "--output", str(tmp_path / "shards")]
-    assert main([*prepare, "--input", vault.replace("NAME", "x.jsonl")]) == 0
-    assert main([*prepare, "--input", vault.replace("NAME", "x.jsonl")]) == 0  # nothing to do
+    request = [*prepare, "--input", vault.replace("NAME", "x.jsonl"), "--source", f"of {vault}"]
+    assert main(request) == 0
+    assert main(request) == 0  # nothing to do
     wrong = [vault.replace("NAME", n) for n in ("no.jsonl", "broken.jsonl", "x.bin", "*.csv")]
     for url in [*wrong, vault.replace(TOKEN, TOKEN + "x"), vault.replace("NAME", "x.jsonl") + "x"]:
         assert main([*prepare[:-1], str(tmp_path / "no"), "--input", url]) == 2
