@@ -30,6 +30,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID  # noqa: 
 from deepspeed.utils import set_z3_leaf_modules  # noqa: E402
 
 from pretrain.distributed.pausing import Pauses  # noqa: E402
+from pretrain.distributed.suited import suited  # noqa: E402
 from pretrain.distributed.world import World  # noqa: E402
 from pretrain.settings.deepspeed_settings import check_quantized, offloads, stage  # noqa: E402
 from pretrain.settings.optimizer_config import OptimizerConfig  # noqa: E402
@@ -45,6 +46,10 @@ setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda:
 _numa = importlib.import_module("deepspeed.utils.numa")
 setattr(_numa, "get_numa_cores", functools.cache(_numa.get_numa_cores))  # noqa: B010
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+# Ranges for NVIDIA's profiler, some 400 a step: on a CPU nobody reads them.
+_accelerator: Any = get_accelerator()
+_nvtx = importlib.import_module("deepspeed.utils.nvtx")
+setattr(_nvtx, "enable_nvtx", _accelerator.device_name() != "cpu")  # noqa: B010
 
 
 class Engine:
@@ -81,7 +86,12 @@ class Engine:
         self.dtype = torch.bfloat16 if settings["bf16"]["enabled"] else torch.float32
         _check_offload(offloads(settings))
         check_quantized(settings, world.device.type)
-        settings = _suited(settings, torch.distributed.get_backend())
+        settings = suited(
+            settings,
+            torch.distributed.get_backend(),
+            gathers_whole=bool(gathered_whole),
+            num_elements=_num_elements(make_model),
+        )
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
         # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a
         # CPU.
@@ -233,18 +243,10 @@ class Engine:
         return torch.stack(norms).norm()
 
 
-def _suited(settings: dict[str, Any], backend: str) -> dict[str, Any]:
-    """At stage 3 on gloo a bucket of gradients is added up whole, unless the file says otherwise.
-
-    gloo has no faster way to scatter: it costs copies and saves nothing. Two ranks of one row each
-    reached 0.60 to 0.64 of DDP instead of 0.55 to 0.57, one rank of 124 M parameters 3 % more
-    (docs/bench.md).
-    """
-    zero = settings.get("zero_optimization", {})
-    if stage(settings) != 3 or backend != "gloo" or "reduce_scatter" in zero:
-        return settings
-    logger.info("engine: gloo adds up gradients by all-reduce (zero_optimization.reduce_scatter)")
-    return settings | {"zero_optimization": zero | {"reduce_scatter": False}}
+def _num_elements(make_model: Callable[[], nn.Module]) -> int:
+    """Parameters of the model, before there is one."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in make_model().parameters())
 
 
 def _check_offload(parts: list[str]) -> None:
