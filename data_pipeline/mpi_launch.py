@@ -46,7 +46,7 @@ def run_on_ranks(
                 f"({reason}). Install mpi4py and the MPI library whose mpirun this is, or start "
                 "prepare without mpirun, with --workers N."
             ) from error
-        return run(lead, read)
+        return run(lead, read, num_launched())
     except ValueError:
         if next((os.environ[n] for n in _LOCAL_RANKS if n in os.environ), "0") != "0":
             time.sleep(_LAST_WORDS_S)

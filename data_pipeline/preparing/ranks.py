@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_pipeline.mpi_launch import num_launched
 from data_pipeline.preparing.missing_slices import Deal, large_first
 from data_pipeline.preparing.output_folder import OutputFolder
 from data_pipeline.preparing.prepare_slice import prepare_slice
@@ -41,16 +40,21 @@ _SEEN_WITHIN_S = 30  # a folder that another host has made: network file systems
 _log = logging.getLogger(__name__)
 
 
-def run_on_ranks(lead: Callable[[Deal | None], int], read: Callable[[], PrepareSettings]) -> int:
+def run_on_ranks(
+    lead: Callable[[Deal | None], int],
+    read: Callable[[], PrepareSettings],
+    num_launched: int,
+) -> int:
     """The exit code of `lead`, which rank 0 calls, on every rank; the others do what it deals.
 
     lead: gets the function that deals slices to the ranks; None where there is one rank.
     read: the settings, by the other ranks; what it prints is not shown.
+    num_launched: processes that mpirun says it has started. Raises ValueError where MPI sees fewer.
     """
     world = Ranks()
-    if world.size < num_launched():
+    if world.size < num_launched:
         raise ValueError(
-            f"mpirun started {num_launched()} processes, and MPI as mpi4py uses it sees "
+            f"mpirun started {num_launched} processes, and MPI as mpi4py uses it sees "
             f"{world.size} ({world.library}). Use the mpirun of that "
             "library, or install mpi4py for the one whose mpirun this is."
         )

@@ -20,7 +20,7 @@ from pretrain.models.shape import padded_vocabulary
 from pretrain.planning.gpus import GPUS, Gpu
 from pretrain.planning.in_words import in_words
 from pretrain.planning.planner import Planner, checkpoints_on_disk
-from pretrain.planning.rows import RowContent, mean_content, row_content, vocabulary_of
+from pretrain.planning.rows import RowContent, glm_contents, mean_content, vocabulary_of
 from pretrain.planning.values import Plan
 from pretrain.settings.config import Config
 from pretrain.settings.data_config import CorpusConfig
@@ -47,7 +47,7 @@ def plan_run(
     stored_ids = vocabulary_of([c.shards for c in config.data.sources])
     encoder, is_plain = None, _is_plain(config)
     if is_plain:
-        corpora = [(c, {"glm": held}) for c, held in contents(config, vocab_size or stored_ids)]
+        corpora = [(c, {"glm": held}) for c, held in glm_contents(config, vocab_size or stored_ids)]
     else:
         from pretrain.planning.outline import outline_of, planned_rows  # with torch
 
@@ -63,15 +63,6 @@ def plan_run(
     origin = _vocabulary_origin(vocab_size, stored_ids)
     planner = Planner(config, num_gpus, rows, outline)
     return planner.plan(gpu, mfu, origin, _epochs(config, corpora))
-
-
-def contents(config: Config, vocab_size: int | None) -> list[tuple[CorpusConfig, RowContent]]:
-    """What a packed row of each corpus holds for GLM."""
-    blanks, packing, seed = config.objectives.glm.blanks, config.data.packing, config.seed
-    return [
-        (c, row_content(c.shards, packing, blanks, vocab_size=vocab_size, seed=seed))
-        for c in config.data.sources
-    ]
 
 
 def _is_plain(config: Config) -> bool:

@@ -21,6 +21,8 @@ from data_pipeline.transforms.blank import BlankConfig, BlankTransform
 from data_pipeline.transforms.blank_plan import BlankPlan
 from data_pipeline.transforms.causal import CausalPlan
 from data_pipeline.transforms.two_streams import TwoStreamPlan
+from pretrain.settings.config import Config
+from pretrain.settings.data_config import CorpusConfig
 
 AnyPlan = BlankPlan | CausalPlan | TwoStreamPlan
 
@@ -81,6 +83,15 @@ def row_content(
         origin = f"counted in made-up text, since there are no shards in {shards}: {split}"
     transform = BlankTransform(blanks, special, source_tokens=packing.source_tokens, vocab_size=ids)
     return counted(split, transform, packing, seed, corpus, origin)
+
+
+def glm_contents(config: Config, vocab_size: int | None) -> list[tuple[CorpusConfig, RowContent]]:
+    """What a packed row of each corpus holds for GLM."""
+    blanks, packing, seed = config.objectives.glm.blanks, config.data.packing, config.seed
+    return [
+        (c, row_content(c.shards, packing, blanks, vocab_size=vocab_size, seed=seed))
+        for c in config.data.sources
+    ]
 
 
 def mean_content(corpora: Sequence[tuple[float, RowContent]]) -> RowContent:

@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from pretrain.planning.gpus import GIB, GPUS, Gpu
-from pretrain.planning.plan import contents
 from pretrain.planning.planner import Planner
-from pretrain.planning.rows import RowContent, mean_content, vocabulary_of
+from pretrain.planning.rows import RowContent, glm_contents, mean_content, vocabulary_of
 from pretrain.settings.config import BatchConfig, Config
 
 GB = 1e9
@@ -280,7 +279,7 @@ def main(argv: Sequence[str]) -> None:
             "for a plan of one number of GPUs."
         )
     ids = vocabulary_of([corpus.shards for corpus in config.data.sources])
-    rows = mean_content([(corpus.weight, held) for corpus, held in contents(config, ids)])
+    rows = mean_content([(corpus.weight, held) for corpus, held in glm_contents(config, ids)])
     for network in arguments.node_network:
         fabric = Fabric(node_bytes_per_s=network * GB)
         site = Site(config, rows, GPUS[arguments.gpu], fabric, arguments.kernels)

@@ -6,8 +6,7 @@ import pytest
 
 from pretrain.__main__ import main
 from pretrain.planning.gpus import GPUS
-from pretrain.planning.plan import contents
-from pretrain.planning.rows import RowContent, mean_content
+from pretrain.planning.rows import RowContent, glm_contents, mean_content
 from pretrain.planning.scale import Fabric, ScaleRow, scale_row
 from pretrain.settings.cli import parse_train
 from pretrain.settings.config import Config
@@ -21,7 +20,7 @@ FABRIC = Fabric(node_bytes_per_s=400e9, inside_bytes_per_s=450e9, usable=0.5, ho
 @pytest.fixture(scope="module")
 def recipe() -> tuple[Config, RowContent]:
     config, _ = parse_train(["--config", RECIPE, "--data.shards", "none"])
-    return config, mean_content([(1.0, content) for _, content in contents(config, None)])
+    return config, mean_content([(1.0, content) for _, content in glm_contents(config, None)])
 
 
 def _row(
