@@ -12,12 +12,15 @@ import os
 import re
 import socket
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from pretrain.distributed.roll_call import Loss, Member, Patience, RollCall
 from pretrain.distributed.roll_caller import Caller
@@ -55,12 +58,25 @@ def roll_called(world: World) -> Iterator[World]:
 def _roll(world: World) -> RollCall:
     hosts = world.gather(socket.gethostname())
     patience, end = Patience.of(world.timeout_s), partial(_end, world)
-    caller = Caller(hosts, patience, end) if world.leads else None
+    entered = partial(_entered, world.world_size)
+    caller = Caller(hosts, patience, end, entered=entered) if world.leads else None
     port, word = world.broadcast((caller.port, caller.word) if caller else None)
     if caller:
         return caller
     master = (os.environ["MASTER_ADDR"], port)
-    return Member(world.rank, master, word, patience, end, hosts[0])
+    return Member(world.rank, master, word, patience, end, hosts[0], entered)
+
+
+def _entered(world_size: int) -> int:
+    """Collectives of all ranks that this one has entered; 0 where the library does not count."""
+    try:
+        return sum(
+            group._get_sequence_number_for_group()
+            for group in list(c10d._world.pg_map)
+            if group.size() == world_size
+        )
+    except RuntimeError:
+        return 0
 
 
 @contextmanager
@@ -91,6 +107,9 @@ def _end(world: World, loss: Loss) -> None:
     for act in world.before_end:
         act(error)
     log_end(error)
+    if loss.rank == world.rank:
+        stack = traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0])
+        logger.error("this rank hangs here:\n%s", "".join(stack))
     say_alone(str(error))
     logging.shutdown()
     sys.stderr.flush()

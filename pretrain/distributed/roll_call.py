@@ -5,6 +5,8 @@ few seconds, beside the training and outside its collectives:
 
     a process that ends          its connection closes, and nobody connects again
     SIGSTOP, a cable, a host     nothing is heard for SILENCE of the timeout
+    a rank that hangs            it answers, and for HANG of the timeout has entered fewer
+                                 collectives than others, who wait for it in the next one
 
 Rank 0 names the first one to all others, and a rank that misses rank 0 names that one itself. Who
 then still waits in a collective is ended, so that no survivor outlives the timeout. A connection
@@ -15,6 +17,7 @@ No pickle: lines of text, and a word that the ranks of this run alone know comes
 
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -27,6 +30,7 @@ from typing import NamedTuple
 logger = logging.getLogger(__name__)
 
 SILENCE = 0.8  # of the timeout: before the collectives that wait for the lost rank give up
+HANG = 0.9  # of the timeout: as long as can be, since a rank may be slow at what it does alone
 BEATS = 20  # in a timeout
 LONGEST_BEAT_S = 5.0
 LINE_BYTES = 4096
@@ -51,12 +55,14 @@ class Patience:
     silence_s: float  # without a sign of life
     return_s: float  # from a closed connection to a new one
     end_s: float = 5.0  # from the naming to the end of a rank that still waits
+    hang_s: float = math.inf  # behind the others in collectives, and not moving
 
     @classmethod
     def of(cls, timeout_s: float) -> "Patience":
         """What fits into the timeout of the collectives."""
         beat_s = min(timeout_s / BEATS, LONGEST_BEAT_S)
-        return cls(beat_s, SILENCE * timeout_s, 2 * beat_s + 1, min(5.0, timeout_s / 10))
+        end_s = min(5.0, timeout_s / 10)
+        return cls(beat_s, SILENCE * timeout_s, 2 * beat_s + 1, end_s, HANG * timeout_s)
 
 
 class RollCall(ABC):
@@ -64,11 +70,14 @@ class RollCall(ABC):
 
     end(loss): called in a thread of its own when a rank is lost and this one has not noticed within
     `patience.end_s`; it is expected to end the process.
+    entered(): how many collectives this rank has entered; asked in a thread of its own.
     """
 
-    def __init__(self, patience: Patience, end: Callable[[Loss], None]) -> None:
+    def __init__(
+        self, patience: Patience, end: Callable[[Loss], None], entered: Callable[[], int]
+    ) -> None:
         self.loss: Loss | None = None
-        self._patience, self._end = patience, end
+        self._patience, self._end, self._entered = patience, end, entered
         self._known, self._noticed = threading.Event(), threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -120,9 +129,10 @@ class Member(RollCall):
         patience: Patience,
         end: Callable[[Loss], None],
         caller_host: str = "?",
+        entered: Callable[[], int] = lambda: 0,
     ) -> None:
         """caller: address and port of rank 0's part, on the host `caller_host`."""
-        super().__init__(patience, end)
+        super().__init__(patience, end, entered)
         self._hello = f"{word} {rank}\n".encode()
         self._caller, self._caller_host = caller, caller_host
         self._heard_at = time.monotonic()
@@ -183,7 +193,7 @@ class Member(RollCall):
                         return
                 if now - self._heard_at > self._patience.silence_s:
                     return
-                connection.sendall(b".\n")
+                connection.sendall(b".%d\n" % self._entered())
 
     def _hear(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -198,4 +208,12 @@ def silent(silent_s: float) -> str:
     return (
         f"no sign of life for {silent_s:.0f} s (it is stopped, its host is down, or the network "
         "between)"
+    )
+
+
+def hanging(behind_s: float, entered: int) -> str:
+    """How a rank is lost that answers and does not come forward."""
+    return (
+        f"it answers but hangs: after {entered} collectives it has not entered the next one, in "
+        f"which others have waited for {behind_s:.0f} s"
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pretrain.distributed.roll_call import LINE_BYTES, Loss, Patience, RollCall, silent
+from pretrain.distributed.roll_call import LINE_BYTES, Loss, Patience, RollCall, hanging, silent
 
 
 @dataclass
@@ -21,21 +21,41 @@ class _Rank:
     closed_at: float | None = None
     has_joined: bool = False
     has_left: bool = False
+    entered: int = 0  # collectives
+    behind_since: float | None = None  # when others were first seen further, and it at this number
+
+    def compare(self, most: int, now: float) -> None:
+        """Notice whether it is behind the foremost rank, which has entered `most`."""
+        if self.entered >= most:
+            self.behind_since = None
+        elif self.behind_since is None:
+            self.behind_since = now
+
+    def note(self, entered: int) -> None:
+        """It has entered so many."""
+        if entered != self.entered:
+            self.entered, self.behind_since = entered, None
 
 
 class Caller(RollCall):
     """Rank 0's part: listens, remembers who was heard when, and names the first lost one."""
 
     def __init__(
-        self, hosts: list[str], patience: Patience, end: Callable[[Loss], None], host: str = ""
+        self,
+        hosts: list[str],
+        patience: Patience,
+        end: Callable[[Loss], None],
+        host: str = "",
+        entered: Callable[[], int] = lambda: 0,
     ) -> None:
         """hosts: of all ranks, in their order. host: address to listen at, by default any."""
-        super().__init__(patience, end)
+        super().__init__(patience, end, entered)
         self.word = secrets.token_hex(16)
         self._listener = _listener(host, len(hosts))
         self.port: int = self._listener.getsockname()[1]
         now = time.monotonic()
         self._members = {r: _Rank(h, now) for r, h in enumerate(hosts) if r}
+        self._own = _Rank(hosts[0], now)
         self._of: dict[socket.socket, tuple[int | None, bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -95,6 +115,8 @@ class Caller(RollCall):
                     return
             self._members[rank].heard_at = time.monotonic()
             self._members[rank].has_left |= line == b"bye"
+            if line[:1] == b"." and line[1:].isdigit():
+                self._members[rank].note(int(line[1:]))
         if connection in self._of:  # it may have broken as it was greeted
             self._of[connection] = (rank, rest)
 
@@ -128,6 +150,7 @@ class Caller(RollCall):
             for member in self._members.values():
                 member.heard_at += asleep_s
                 member.closed_at = member.closed_at and member.closed_at + asleep_s
+                member.behind_since = member.behind_since and member.behind_since + asleep_s
         if now - self._called_at >= patience.beat_s:
             self._called_at = now
             self._tell(b".\n")
@@ -144,6 +167,16 @@ class Caller(RollCall):
             silent_s = now - member.heard_at
             if silent_s > self._patience.silence_s:
                 return Loss(rank, member.host, silent(silent_s))
+        return self._hanging(now)
+
+    def _hanging(self, now: float) -> Loss | None:
+        self._own.note(self._entered())
+        there = {0: self._own} | {r: m for r, m in self._members.items() if not m.has_left}
+        most = max(member.entered for member in there.values())
+        for rank, member in there.items():
+            member.compare(most, now)
+            if member.behind_since and now - member.behind_since > self._patience.hang_s:
+                return Loss(rank, member.host, hanging(now - member.behind_since, member.entered))
         return None
 
     def _tell(self, line: bytes) -> None:

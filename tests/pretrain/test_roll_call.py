@@ -1,7 +1,11 @@
 """roll_call.py: who is lost is named to all, and nothing else is taken for a loss."""
 
+import dataclasses
+import functools
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -220,9 +224,92 @@ def test_a_rank_that_never_came_is_not_taken_for_lost(caplog: pytest.LogCaptureF
     assert not ended.by
 
 
+class Counted(Ranks):
+    """Ranks that enter collectives when a test says so."""
+
+    def __init__(self) -> None:
+        self.entered = [7, 7, 7]
+        patience = dataclasses.replace(QUICK, hang_s=1.0)
+        self.ended = [Ended() for _ in HOSTS]
+        given = [functools.partial(self.entered.__getitem__, rank) for rank in range(3)]
+        self.caller = Caller(HOSTS, patience, self.ended[0], "127.0.0.1", given[0])
+        self.members = [
+            Member(rank, ("127.0.0.1", self.caller.port), self.caller.word, patience,
+                   self.ended[rank], "node0", given[rank])
+            for rank in (1, 2)
+        ]  # fmt: skip
+        self.all = [self.caller, *self.members]
+
+
+@pytest.fixture
+def counted() -> Iterator[Counted]:
+    made = Counted()
+    _until(lambda: all(m.entered == 7 for m in made.caller._members.values()))
+    yield made
+    for roll in made.all[::-1]:
+        roll.close()
+
+
+@pytest.mark.parametrize("hangs", [0, 1])
+def test_a_rank_that_answers_and_does_not_come_forward_is_named(
+    counted: Counted, hangs: int
+) -> None:
+    counted.entered[:] = [7 if rank == hangs else 8 for rank in range(3)]
+    first, *others = counted.losses(wait_s=20)
+    assert first is not None and others == [first, first]
+    assert (first.rank, first.host) == (hangs, HOSTS[hangs])
+    assert first.how.startswith("it answers but hangs: after 7 collectives it has not entered")
+
+
+def test_who_comes_forward_or_waits_with_all_does_not_hang(counted: Counted) -> None:
+    for number in range(8, 12):  # always behind, never at one place for long
+        counted.entered[:] = [number + 1, number, number + 1]
+        assert counted.caller.answered(0.4) is None
+    counted.entered[:] = [20, 20, 20]
+    assert counted.caller.answered(1.5) is None
+
+
 def test_silence_ends_before_the_collectives_give_up() -> None:
     for timeout_s in (5.0, 60.0, 1800.0):
         patience = Patience.of(timeout_s)
         noticed_s = patience.silence_s + patience.beat_s + patience.end_s
         assert noticed_s < timeout_s
         assert patience.silence_s > 3 * patience.beat_s
+        assert patience.hang_s + 2 * patience.beat_s <= timeout_s
+
+
+HANGS = """
+import os, sys, time
+from pretrain.distributed.lost_ranks import lost_ranks_named, roll_called
+from pretrain.distributed.world import join_world
+from pretrain.settings.mistakes import LostRankError, say_alone
+world = join_world(12.0)
+try:
+    with roll_called(world) as world, lost_ranks_named(world):
+        for _ in range(5):
+            world.barrier()
+        if world.rank == 1:
+            time.sleep(600)
+        world.barrier()
+except LostRankError as error:
+    say_alone(str(error))
+    os._exit(1)
+"""
+
+
+@pytest.mark.ranks
+def test_a_real_rank_that_hangs_ends_with_the_others_in_time(environments) -> None:
+    """Both say who it was; a quarter of a minute."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", HANGS], env=environment, stderr=subprocess.PIPE,
+                         text=True)
+        for environment in environments(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    for number, text in enumerate(said):
+        (line,) = [line for line in text.splitlines() if line.startswith("pretrain: ")]
+        assert line.startswith(f"pretrain: rank {number}: rank 1 on {socket.gethostname()} is lost")
+        assert "it answers but hangs: after" in line and "logs/rank-1.log" in line
+    assert "this rank hangs here:" in said[1]
+    assert 'File "<string>", line 12, in <module>' in said[1]  # time.sleep
