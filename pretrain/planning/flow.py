@@ -13,19 +13,91 @@ learning or not. With n = rows x row_tokens x width elements, where only some of
 No torch here; tests/pretrain/test_run_plan_latent.py counts live storages against it.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from pretrain.models.latent_shape import LatentShape, Placement
+from pretrain.models.shape import BackboneShape
 from pretrain.planning.activations import (
     FP32,
     Device,
+    MicroBatch,
     dropout_bytes,
     is_unfused,
     norm_bytes,
     stream_bytes,
 )
+from pretrain.settings.trains import Trains
 
-if TYPE_CHECKING:
-    from pretrain.planning.passes import Pass
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A micro-batch on its way through a Transformer of `shape`."""
+
+    name: str
+    shape: BackboneShape
+    batch: MicroBatch
+    documents: int = 0  # of a row, at most
+    slots: int = 0  # of a document in every layer: a learned prefix, and those that z gives
+    adds_latent: bool = False  # W z to the embedding
+    writes: bool = True  # whether it ends in logits and cross entropy
+    sums_texts: bool = False  # whether the loss is told by texts
+    trains: Trains = "all"
+    last_layers: int = 0  # of the backbone, that learn with trains: k_layers
+    num_layers: int = 0  # of the whole backbone
+    is_own: bool = False  # whether its Transformer is the objective's and not the backbone
+    adapter_size: int = 0
+    placement: Placement = "parallel_ffn"
+    layers_per_checkpoint: int = 0
+    pools: LatentShape | None = None  # the head that reads its hidden states
+
+    @property
+    def tables_learn(self) -> bool:
+        """Whether the token table does, and those of positions and types."""
+        return self.trains != "head_only" if self.is_own else self.trains == "all"
+
+    @property
+    def embedding_norm_learns(self) -> bool:
+        """Where there is one."""
+        return self.shape.embedding_norm and (self.tables_learn or self.trains == "adapters")
+
+    @property
+    def final_norm_learns(self) -> bool:
+        """Likewise."""
+        return self.tables_learn or (not self.is_own and self.trains in ("adapters", "k_layers"))
+
+    @property
+    def adapters_learn(self) -> bool:
+        """They are parts of an objective, which halves are."""
+        return self.trains != "head_only"
+
+    @property
+    def adapts_twice(self) -> bool:
+        """Whether the adapter of a layer stands beside its attention, too."""
+        return self.adapter_size > 0 and self.placement == "reference_double"
+
+    def matrices_learn(self, number: int) -> bool:
+        """Of layer `number`."""
+        if self.is_own or self.trains != "k_layers":
+            return self.tables_learn
+        return number >= self.num_layers - self.last_layers
+
+    def norms_learn(self, number: int) -> bool:
+        """Of layer `number`."""
+        return self.matrices_learn(number) or (not self.is_own and self.trains == "adapters")
+
+    def lora_learns(self, number: int) -> bool:
+        """Of layer `number`."""
+        learns = self.matrices_learn(number) or (not self.is_own and self.trains == "lora")
+        return learns and self.shape.lora_rank > 0
+
+    def slots_learn(self, number: int) -> bool:
+        """Whether a gradient passes through slots of layer `number`: the projections of z learn
+        whatever `trains` says, a learned prefix does not."""
+        if self.slots > self.shape.prefix_slots:
+            return True
+        learns = self.matrices_learn(number) or (not self.is_own and self.trains == "prefix")
+        return learns and self.slots > 0
 
 
 class Kept(NamedTuple):
@@ -35,7 +107,7 @@ class Kept(NamedTuple):
     needs_gradient: bool
 
 
-def layers_kept(one: "Pass", element_bytes: int, device: Device) -> tuple[list[float], bool]:
+def layers_kept(one: Pass, element_bytes: int, device: Device) -> tuple[list[float], bool]:
     """Bytes of every layer of a pass, and whether a gradient reaches what comes out of the last."""
     needs = one.tables_learn or one.adds_latent or one.embedding_norm_learns
     each = []
@@ -46,7 +118,7 @@ def layers_kept(one: "Pass", element_bytes: int, device: Device) -> tuple[list[f
 
 
 def layer_kept(
-    one: "Pass", number: int, needs: bool, element_bytes: int, device: Device = "cuda"
+    one: Pass, number: int, needs: bool, element_bytes: int, device: Device = "cuda"
 ) -> Kept:
     """Of layer `number`. needs: whether a gradient passes through what it reads."""
     norm_first = one.shape.norm_order == "pre"
@@ -70,13 +142,13 @@ def layer_kept(
     return Kept(kept, out)
 
 
-def slot_bytes(one: "Pass", element_bytes: int) -> float:
+def slot_bytes(one: Pass, element_bytes: int) -> float:
     """Bytes of a layer's keys or values of all slots."""
     columns = one.batch.rows * one.documents * one.slots
     return columns * one.shape.hidden_size * element_bytes
 
 
-def _attention(one: "Pass", number: int, needs: bool, element_bytes: int, device: Device) -> Kept:
+def _attention(one: Pass, number: int, needs: bool, element_bytes: int, device: Device) -> Kept:
     """Of qkv, attention, output and dropout. needs: whether a gradient passes through qkv's
     input."""
     shape, batch = one.shape, one.batch
@@ -99,9 +171,7 @@ def _attention(one: "Pass", number: int, needs: bool, element_bytes: int, device
     return Kept(kept + matrices * stream, True)
 
 
-def _feed_forward(
-    one: "Pass", number: int, needs: bool, element_bytes: int, device: Device
-) -> Kept:
+def _feed_forward(one: Pass, number: int, needs: bool, element_bytes: int, device: Device) -> Kept:
     shape, batch = one.shape, one.batch
     matrices = one.matrices_learn(number)
     if not (needs or matrices):
@@ -112,7 +182,7 @@ def _feed_forward(
     return Kept(kept + dropout_bytes(shape, batch, element_bytes, device), True)
 
 
-def _adapter(one: "Pass", read_kept: bool, sum_kept: bool, element_bytes: int) -> Kept:
+def _adapter(one: Pass, read_kept: bool, sum_kept: bool, element_bytes: int) -> Kept:
     """read_kept, sum_kept: whether LayerNorms keep the layer's input and the sum behind attention,
     which an adapter reads too."""
     if not one.adapter_size:

@@ -16,10 +16,9 @@ No torch here; tests/pretrain/test_run_plan_latent.py counts live storages again
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pretrain.models.latent_shape import LatentShape, Placement
-from pretrain.models.shape import BackboneShape
+from pretrain.models.latent_shape import LatentShape
 from pretrain.planning.activations import (
     FP32,
     INT32,
@@ -32,82 +31,10 @@ from pretrain.planning.activations import (
     norm_bytes,
     stream_bytes,
 )
-from pretrain.planning.flow import layers_kept, slot_bytes
+from pretrain.planning.flow import Pass, layers_kept, slot_bytes
 from pretrain.planning.lstm import LstmPass, lstm_passes
 from pretrain.planning.rows import RowContent
 from pretrain.settings.config import Config
-from pretrain.settings.trains import Trains
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """A micro-batch on its way through a Transformer of `shape`."""
-
-    name: str
-    shape: BackboneShape
-    batch: MicroBatch
-    documents: int = 0  # of a row, at most
-    slots: int = 0  # of a document in every layer: a learned prefix, and those that z gives
-    adds_latent: bool = False  # W z to the embedding
-    writes: bool = True  # whether it ends in logits and cross entropy
-    sums_texts: bool = False  # whether the loss is told by texts
-    trains: Trains = "all"
-    last_layers: int = 0  # of the backbone, that learn with trains: k_layers
-    num_layers: int = 0  # of the whole backbone
-    is_own: bool = False  # whether its Transformer is the objective's and not the backbone
-    adapter_size: int = 0
-    placement: Placement = "parallel_ffn"
-    layers_per_checkpoint: int = 0
-    pools: LatentShape | None = None  # the head that reads its hidden states
-
-    @property
-    def tables_learn(self) -> bool:
-        """Whether the token table does, and those of positions and types."""
-        return self.trains != "head_only" if self.is_own else self.trains == "all"
-
-    @property
-    def embedding_norm_learns(self) -> bool:
-        """Where there is one."""
-        return self.shape.embedding_norm and (self.tables_learn or self.trains == "adapters")
-
-    @property
-    def final_norm_learns(self) -> bool:
-        """Likewise."""
-        return self.tables_learn or (not self.is_own and self.trains in ("adapters", "k_layers"))
-
-    @property
-    def adapters_learn(self) -> bool:
-        """They are parts of an objective, which halves are."""
-        return self.trains != "head_only"
-
-    @property
-    def adapts_twice(self) -> bool:
-        """Whether the adapter of a layer stands beside its attention, too."""
-        return self.adapter_size > 0 and self.placement == "reference_double"
-
-    def matrices_learn(self, number: int) -> bool:
-        """Of layer `number`."""
-        if self.is_own or self.trains != "k_layers":
-            return self.tables_learn
-        return number >= self.num_layers - self.last_layers
-
-    def norms_learn(self, number: int) -> bool:
-        """Of layer `number`."""
-        return self.matrices_learn(number) or (not self.is_own and self.trains == "adapters")
-
-    def lora_learns(self, number: int) -> bool:
-        """Of layer `number`."""
-        learns = self.matrices_learn(number) or (not self.is_own and self.trains == "lora")
-        return learns and self.shape.lora_rank > 0
-
-    def slots_learn(self, number: int) -> bool:
-        """Whether a gradient passes through slots of layer `number`: the projections of z learn
-        whatever `trains` says, a learned prefix does not."""
-        if self.slots > self.shape.prefix_slots:
-            return True
-        learns = self.matrices_learn(number) or (not self.is_own and self.trains == "prefix")
-        return learns and self.slots > 0
-
 
 AnyPass = Pass | LstmPass
 
