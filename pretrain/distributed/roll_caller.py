@@ -147,7 +147,7 @@ class Caller(RollCall):
         asleep_s = now - self._looked_at
         self._looked_at = now
         if asleep_s > 2 * patience.beat_s:  # this process itself stood still
-            for member in self._members.values():
+            for member in (self._own, *self._members.values()):
                 member.heard_at += asleep_s
                 member.closed_at = member.closed_at and member.closed_at + asleep_s
                 member.behind_since = member.behind_since and member.behind_since + asleep_s
@@ -171,7 +171,8 @@ class Caller(RollCall):
 
     def _hanging(self, now: float) -> Loss | None:
         self._own.note(self._entered())
-        there = {0: self._own} | {r: m for r, m in self._members.items() if not m.has_left}
+        joined = {r: m for r, m in self._members.items() if m.has_joined and not m.has_left}
+        there = {0: self._own} | joined
         most = max(member.entered for member in there.values())
         for rank, member in there.items():
             member.compare(most, now)

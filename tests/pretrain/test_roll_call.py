@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import select
 import socket
 import subprocess
@@ -267,6 +268,26 @@ def test_who_comes_forward_or_waits_with_all_does_not_hang(counted: Counted) -> 
         assert counted.caller.answered(0.4) is None
     counted.entered[:] = [20, 20, 20]
     assert counted.caller.answered(1.5) is None
+
+
+def test_who_never_came_and_so_tells_no_number_does_not_hang() -> None:
+    ended = Ended()
+    patience = dataclasses.replace(QUICK, hang_s=0.5)
+    caller = Caller(["node0", "node1"], patience, ended, "127.0.0.1", itertools.count(1).__next__)
+    assert caller.answered(1.5) is None
+    caller.close()
+
+
+def test_rank_0_does_not_hang_while_its_process_stands_still(counted: Counted) -> None:
+    counted.entered[1:] = [8, 8]
+    caller = counted.caller
+    _until(lambda: caller._own.behind_since is not None)
+    caller.close()  # its thread: what it does next is done here
+    assert caller._own.behind_since is not None
+    caller._looked_at -= 60  # as if it had been stopped for a minute
+    caller._own.behind_since -= 60
+    caller._look()
+    assert caller.loss is None
 
 
 def test_silence_ends_before_the_collectives_give_up() -> None:
