@@ -103,7 +103,9 @@ def test_twenty_steps_follow_the_published_trajectory(batch_c):
 def test_only_targets_get_logits(batch_c, monkeypatch):
     model, seen = model_c(), []
     logits = model.backbone.logits
-    monkeypatch.setattr(model.backbone, "logits", lambda h: seen.append(h.shape) or logits(h))
+    monkeypatch.setattr(
+        model.backbone, "logits", lambda h, tied: seen.append(h.shape) or logits(h, tied)
+    )
     model(OBJECTIVE, OBJECTIVE.inputs(batch_c))
     assert seen == [(int((batch_c.weights > 0).sum()), 32)]
 
