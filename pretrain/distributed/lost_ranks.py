@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -30,6 +31,7 @@ from pretrain.settings.mistakes import AgreedError, LostRankError, say_alone
 
 logger = logging.getLogger(__name__)
 
+LAST_S = 5.0  # for the record and the log of a rank that is ended
 # What gloo says, as a plain RuntimeError, where a peer is gone; NCCL raises a DistError.
 _LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Timed out")
 _ADVICE = "Its own log says why: logs/rank-{} in the run folder. Start again with --resume auto."
@@ -69,12 +71,9 @@ def _roll(world: World) -> RollCall:
 
 def _entered(world_size: int) -> int:
     """Collectives of all ranks that this one has entered; 0 where the library does not count."""
+    groups: list[Any] = list(c10d._world.pg_map)
     try:
-        return sum(
-            group._get_sequence_number_for_group()
-            for group in list(c10d._world.pg_map)
-            if group.size() == world_size
-        )
+        return sum(g._get_sequence_number_for_group() for g in groups if g.size() == world_size)
     except RuntimeError:
         return 0
 
@@ -102,15 +101,21 @@ def _message(loss: Loss | None, reason: str | None = None) -> str:
 
 
 def _end(world: World, loss: Loss) -> None:
-    """End this process, which waits for a lost rank and would wait until the timeout or longer."""
+    """End this process, which waits for a lost rank and would wait until the timeout or longer.
+
+    A rank may hang in its own log or on its disk: what is written here waits no longer than LAST_S.
+    """
     error = LostRankError(_message(loss))
+    say_alone(str(error))
+    sys.stderr.flush()
+    at_last = threading.Timer(LAST_S, os._exit, (1,))
+    at_last.daemon = True
+    at_last.start()
     for act in world.before_end:
         act(error)
     log_end(error)
     if loss.rank == world.rank:
         stack = traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0])
         logger.error("this rank hangs here:\n%s", "".join(stack))
-    say_alone(str(error))
     logging.shutdown()
-    sys.stderr.flush()
     os._exit(1)

@@ -299,6 +299,30 @@ def test_silence_ends_before_the_collectives_give_up() -> None:
         assert patience.hang_s + 2 * patience.beat_s <= timeout_s
 
 
+HANGS_IN_ITS_LOG = """
+import logging, threading, time
+from types import SimpleNamespace
+from pretrain.distributed import lost_ranks
+from pretrain.distributed.roll_call import Loss
+lost_ranks.LAST_S = 0.5
+handler = logging.StreamHandler()
+logging.getLogger().addHandler(handler)
+world, loss = SimpleNamespace(rank=0, before_end=[]), Loss(0, "node0", "it hangs")
+with handler.lock:  # as of a line that the disk does not take
+    threading.Thread(target=lost_ranks._end, args=(world, loss), daemon=True).start()
+    time.sleep(600)
+"""
+
+
+def test_a_rank_that_hangs_in_its_own_log_is_ended() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS_IN_ITS_LOG],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("pretrain: rank 0: rank 0 on node0 is lost: it hangs. ")
+
+
 HANGS = """
 import os, sys, time
 from pretrain.distributed.lost_ranks import lost_ranks_named, roll_called
