@@ -26,6 +26,9 @@ _KIND_OF_ENDING: dict[str, Kind] = {
 _PACKED = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".br", ".z")
 _IS_SECRET = re.compile("TOKEN(?!I[SZ])|SECRET|PASSWORD|PASSWD|CREDENTIAL|ACCESS_KEY|API_KEY", re.I)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>()]+", re.I)
+_QUERY = re.compile("[?#]")
+_USER = r"[^/@?#]*:(?!\d+[/?#])"  # a name and a colon, which no port follows
+_OF_BUCKETS = ("s3", "s3a", "s3n", "gs", "gcs", "oss")  # no port follows a bucket
 KNOWN = (
     f"{', '.join(_KIND_OF_ENDING)}, all but .parquet also with "
     f".{', .'.join(get_args(Compression))} behind"
@@ -95,12 +98,14 @@ def _bare(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url
-    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
-    user, at, host = rest.rpartition("@")
-    # A secret may hold a slash; an @ behind one may also be a revision, or stand in a file's name.
-    if at and ("/" not in user or re.match(r"[^/@]*:(?!\d+/)", user)):
-        rest = host
-    return f"{scheme}://{rest}"
+    before_query = _QUERY.split(rest, maxsplit=1)[0]
+    # A secret may hold a slash, or a ? that nobody has escaped; an @ behind one may also be a
+    # revision, or stand in a file's name or in the query.
+    user, at, host = (before_query if "@" in before_query else rest).rpartition("@")
+    named = re.match(r"[^/@?#]*:" if scheme.lower() in _OF_BUCKETS else _USER, user)
+    if at and (named or not re.search(r"[/?#]", user)):
+        return f"{scheme}://{_QUERY.split(host, maxsplit=1)[0]}"
+    return f"{scheme}://{before_query}"
 
 
 def scrubbed(message: str, *urls: str, shortest: int = 4) -> str:
@@ -113,8 +118,16 @@ def scrubbed(message: str, *urls: str, shortest: int = 4) -> str:
     for part in "::".join(urls).split("::"):
         query = part.partition("?")[2].partition("#")[0]
         user = part.partition("://")[2].rpartition("@")[0]
-        words = [query, *(v for _, v in parse_qsl(query)), user, user.partition(":")[2]]
-        secrets += [form for w in words if len(w) >= shortest for form in (w, unquote(w), quote(w))]
+        typed = [pair.partition("=")[2] for pair in query.split("&")]
+        words = [query, *typed, *(v for _, v in parse_qsl(query)), user, user.partition(":")[2]]
+        secrets += [form for w in words if len(w) >= shortest for form in _forms(w)]
     for secret in sorted(set(secrets), key=len, reverse=True):
         message = message.replace(secret, "***")
     return _URL.sub(lambda m: without_credentials(m[0]), message)
+
+
+def _forms(word: str) -> set[str]:
+    """How a library may word what a user typed: as it is, and with more or fewer %XX in it."""
+    bare = unquote(word)
+    forms = {word, bare, quote(word), quote(bare), quote(bare, safe="")}
+    return forms | {re.sub("%[0-9A-F]{2}", lambda m: m[0].lower(), form) for form in forms}

@@ -55,7 +55,7 @@ class _Source:
         import fsspec
 
         filesystem, root = fsspec.core.url_to_fs(self._place)
-        return cast(BinaryIO, filesystem.open(f"{root.rstrip('/')}/{path}", "rb"))
+        return cast(BinaryIO, filesystem.open(_inside(root, path, filesystem.protocol), "rb"))
 
     def _named(self, path: str, call: Callable[..., _Result], *arguments: Any) -> _Result:
         try:
@@ -63,6 +63,15 @@ class _Source:
         except Exception as error:  # noqa: BLE001 botocore, aiohttp and others share no class
             reason = scrubbed(" ".join(str(error).split()), self._place)[:300]
             raise ValueError(f"{self.name}/{path}: {reason or type(error).__name__}") from None
+
+
+def _inside(root: str, path: str, protocol: str | tuple[str, ...]) -> str:
+    """A file of the folder `root`: over http a query, as of a signature, stays behind the path."""
+    query = ""
+    if {"http", "https"} & {*([protocol] if isinstance(protocol, str) else protocol)}:
+        root, mark, query = root.partition("?")
+        query = mark + query
+    return f"{root.rstrip('/')}/{path}{query}"
 
 
 class LocalCopy:

@@ -11,9 +11,13 @@ import re
 from typing import Any
 
 from data_pipeline.reading.file_kinds import scrubbed
+from pretrain.settings.dotted import shown
 
 SHORTEST = 8  # characters of a secret that is left out wherever it stands; a word may be shorter
-_SECRET_KEY = re.compile(r"(api|access|secret)_?key|password|passwd|secret|credential|token$", re.I)
+_SECRET_KEY = re.compile(
+    r"(api|access|secret)_?key|passw|secret|credential|authorization|(^|_)(key|pass|auth|tokens?)$",
+    re.I,
+)
 _urls: set[str] = set()
 
 
@@ -35,15 +39,22 @@ def told(text: str) -> str:
 
 
 def without_secrets(settings: Any) -> Any:
-    """Settings of another's file, as DeepSpeed's, without the text under keys such as api_key."""
+    """Settings of another's file, as DeepSpeed's, without the text under keys such as api_key and
+    without the secrets of URLs."""
     if isinstance(settings, list):
         return [without_secrets(inner) for inner in settings]
     if not isinstance(settings, dict):
-        return settings
+        return shown(settings)
     return {
-        key: "***" if isinstance(held, str) and _SECRET_KEY.search(key) else without_secrets(held)
+        key: _blotted(held) if _SECRET_KEY.search(key) else without_secrets(held)
         for key, held in settings.items()
     }
+
+
+def _blotted(held: Any) -> Any:
+    if isinstance(held, list):
+        return [_blotted(inner) for inner in held]
+    return "***" if isinstance(held, str) else without_secrets(held)
 
 
 class ToldFormatter(logging.Formatter):

@@ -214,3 +214,18 @@ with open(sys.argv[1], "w") as lock:
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+@pytest.mark.parametrize(
+    ("root", "protocol", "file"),
+    [
+        ("https://h/shards?sig=a%2Fb&v=1", ("http", "https"), "https://h/shards/x/y?sig=a%2Fb&v=1"),
+        ("https://h/shards/", ("http", "https"), "https://h/shards/x/y"),
+        ("/a?b", ("file", "local"), "/a?b/x/y"),
+        ("bucket/a?b", "memory", "bucket/a?b/x/y"),
+    ],
+)
+def test_a_signature_stays_behind_the_file(
+    root: str, protocol: str | tuple[str, ...], file: str
+) -> None:
+    assert local_copy._inside(root, "x/y", protocol) == file

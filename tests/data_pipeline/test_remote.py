@@ -220,6 +220,10 @@ def test_a_dataset_that_names_a_token_is_not_quoted(monkeypatch):
         ("hf://datasets/owner/name@main/a.txt", "hf://datasets/owner/name@main/a.txt"),
         ("https://host:8080/a@b.txt", "https://host:8080/a@b.txt"),
         ("ftp://user:p@ss@host/a.txt", "ftp://host/a.txt"),
+        ("ftp://user:p?a#ss@host/a.txt", "ftp://host/a.txt"),
+        ("https://host:80?mail=a@b", "https://host:80"),
+        ("https://host/a?at=12:30@home", "https://host/a"),
+        ("s3://KEY:12/ab@bucket/a.txt", "s3://bucket/a.txt"),
         ("memory://a[1]/*.txt", "memory://a[1]/*.txt"),
         ("plain/a@b.txt", "plain/a@b.txt"),
     ],
@@ -230,8 +234,9 @@ def test_a_url_is_shown_without_user_password_and_query(url, shown):
 
 def test_what_a_library_says_is_scrubbed(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abc/def+123456")
-    url = "https://user:p%40ss-word@host/x?sig=a%2Fbcdef"
-    for told in ("auth p@ss-word", "auth p%40ss-word", "sig a/bcdef", "key abc/def+123456"):
+    url = "https://user:p%40ss-word@host/x?v=1&sig=a%2Fbc+def%3D"
+    typed = ("sig a%2Fbc+def%3D", "sig a%2fbc+def%3d", "sig a/bc+def=", "sig a%2Fbc%2Bdef%3D")
+    for told in ("auth p@ss-word", "auth p%40ss-word", "key abc/def+123456", *typed):
         message = scrubbed(f"{told} failed at https://q:r@h/z?k=v", url)
         assert message.endswith(" *** failed at https://h/z")
 

@@ -54,7 +54,8 @@ def test_the_files_of_a_run_and_its_log_hold_none(place: str, tmp_path: Path) ->
          "--data.local_cache", "/nvme", "--init-from", place, "--steps", "7"]
     )  # fmt: skip
     folder = RunFolder(tmp_path)
-    deepspeed = {"comet": {"api_key": SECRET, "project": "p"}, "train_batch_size": 8}
+    comet = {"api_key": SECRET, "project": "p", "tokens": [SECRET], "url": f"https://{SECRET}@h/x"}
+    deepspeed = {"comet": comet, "train_batch_size": 8}
     folder.describe(config, deepspeed)
     folder.note_origin(start.init_from)
     handler = log_to_file(folder.logs, 0)
@@ -70,7 +71,8 @@ def test_the_files_of_a_run_and_its_log_hold_none(place: str, tmp_path: Path) ->
     assert files_with(SECRET, tmp_path) == []
     assert "steps: 7" in folder.config.read_text()
     written = json.loads((tmp_path / "ds_config.json").read_text())
-    assert written == {"comet": {"api_key": "***", "project": "p"}, "train_batch_size": 8}
+    blotted = {"api_key": "***", "project": "p", "tokens": ["***"], "url": "https://h/x"}
+    assert written == {"comet": blotted, "train_batch_size": 8}
     assert "OSError: " in (tmp_path / "status.json").read_text()
     assert "Traceback" in (tmp_path / "logs/rank-0.log").read_text()
 
