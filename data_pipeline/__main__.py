@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.mpi_launch import is_rank, run_on_ranks
-from data_pipeline.reading.file_kinds import scrubbed
 from data_pipeline.watch import logged
 
 try:
     from data_pipeline.cli import parse
     from data_pipeline.options import import_settings, prepare_settings, tokenizer_settings
+    from data_pipeline.reading.file_kinds import scrubbed
 except ModuleNotFoundError as error:
     sys.stderr.write(
         f"data_pipeline: {sys.executable} has no {error.name}. Run `make setup` and use "
