@@ -142,6 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if value is not None:
             name = flag.replace("_", "-")
             raise ValueError(f"plan: --{name} has no effect on a plan. Leave it out.")
+    if idle := config.idle_additions():
+        sys.stderr.write(f"plan: {idle}\n")
     plan = plan_run(
         config,
         num_gpus=arguments.gpus,

@@ -16,6 +16,8 @@ from pretrain.settings.optimizer_config import OptimizerConfig, ScheduleConfig, 
 from pretrain.settings.trains import Trains, UnfreezingConfig
 from pretrain.settings.watch_config import ProfileConfig, StragglersConfig
 
+_ADDED_BY = {"lora": "lora_rank", "prefix": "prefix_slots"}  # by trains, in the model
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
@@ -225,7 +227,7 @@ class Config:
                 f"trains: {self.trains} leaves nothing to learn, since no objective adds anything "
                 "to the backbone. Choose one with a latent space, or trains: all."
             )
-        size = {"lora": "lora_rank", "prefix": "prefix_slots"}.get(self.trains)
+        size = _ADDED_BY.get(self.trains)
         if size and not getattr(self.model, size):
             raise ValueError(
                 f"trains: {self.trains} trains what model.{size} adds, which is 0. "
@@ -245,6 +247,21 @@ class Config:
                 "objectives.adavae.encoder_layers must be at most model.num_layers = "
                 f"{self.model.num_layers}, got {adavae.encoder_layers}."
             )
+
+    def idle_additions(self) -> str | None:
+        """What the recipe adds to the backbone and leaves as it begins, in words; None: nothing."""
+        idle = [
+            f"model.{size}"
+            for trains, size in _ADDED_BY.items()
+            if getattr(self.model, size) and self.trains not in ("all", trains)
+        ]
+        if not idle:
+            return None
+        return (
+            f"{' and '.join(idle)}: trains: {self.trains} does not train what they add, so that it "
+            "stays as it begins or as --init-from brings it. Set them to 0, or choose another of "
+            "trains."
+        )
 
     def _check_turns(self) -> None:
         chosen = {name: getattr(self.objectives, name) for name in self.objectives.chosen}

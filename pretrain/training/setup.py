@@ -317,6 +317,7 @@ def announce(setup: Setup, settings: dict[str, Any]) -> None:
         ", ".join(deepspeed_settings.offloads(settings)) or "none",
     )
     is_evaluated = config.evaluation.every_steps > 0 and bool(setup.corpora.held_out())
-    if undecided := config.objectives.undecided(is_evaluated=is_evaluated):
-        logger.warning(undecided)
+    idle = config.idle_additions()
+    for said in filter(None, (config.objectives.undecided(is_evaluated=is_evaluated), idle)):
+        logger.warning(said)
     network.say(config.interface, config.timeout_s)

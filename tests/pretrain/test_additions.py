@@ -1,5 +1,6 @@
 """LoRA and prefixes: nothing but themselves changes where they are added, and they alone learn."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from kernels.visibility import Visibility
 from pretrain.models.backbone import Backbone
 from pretrain.models.shape import BackboneShape
+from pretrain.settings.cli import parse_train
 from pretrain.settings.trains import TrainsPolicy, UnfreezingConfig
 
 SIZES: dict[str, Any] = {
@@ -89,3 +91,19 @@ def test_what_is_added_alone_learns(trains: Any, added: str) -> None:
     assert len(learning) == 4 and all(f".{trains}_" in name for name in learning)
     hidden(model["backbone"]).sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--trains=adapters", "--model.lora_rank=2"), "model.lora_rank: trains: adapters does"),
+        (("--trains=lora", "--model.lora_rank=2", "--model.prefix_slots=1"), "model.prefix_slots:"),
+        (("--trains=lora", "--model.lora_rank=2"), ""),
+        (("--trains=all", "--model.lora_rank=2"), ""),
+    ],
+)
+def test_what_is_added_and_never_learns_is_said(flags: tuple[str, ...], said: str) -> None:
+    recipe = Path(__file__).parents[2] / "launch" / "recipes" / "adavae.yaml"
+    config, _ = parse_train([f"--config={recipe}", "--data.shards=nowhere", *flags])
+    found = config.idle_additions() or ""
+    assert found.startswith(said) and bool(found) == bool(said)
