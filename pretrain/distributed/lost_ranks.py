@@ -61,6 +61,8 @@ def _roll(world: World) -> RollCall:
     hosts = world.gather(socket.gethostname())
     patience, end = Patience.of(world.timeout_s), partial(_end, world)
     entered = partial(_entered, world.world_size)
+    if not entered():  # though it has just gathered
+        logger.info("roll call: torch counts no collectives here, so a rank that hangs has no name")
     caller = Caller(hosts, patience, end, entered=entered) if world.leads else None
     port, word = world.broadcast((caller.port, caller.word) if caller else None)
     if caller:
@@ -71,10 +73,10 @@ def _roll(world: World) -> RollCall:
 
 def _entered(world_size: int) -> int:
     """Collectives of all ranks that this one has entered; 0 where the library does not count."""
-    groups: list[Any] = list(c10d._world.pg_map)
     try:
+        groups: list[Any] = list(c10d._world.pg_map)
         return sum(g._get_sequence_number_for_group() for g in groups if g.size() == world_size)
-    except RuntimeError:
+    except (AttributeError, RuntimeError):  # of a torch that keeps its count elsewhere, or none
         return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pretrain.distributed import lost_ranks
 from pretrain.distributed.roll_call import Loss, Member, Patience, RollCall
 from pretrain.distributed.roll_caller import Caller
 
@@ -358,3 +359,9 @@ def test_a_real_rank_that_hangs_ends_with_the_others_in_time(environments) -> No
         assert "it answers but hangs: after" in line and "logs/rank-1.log" in line
     assert "this rank hangs here:" in said[1]
     assert 'File "<string>", line 12, in <module>' in said[1]  # time.sleep
+
+
+def test_a_library_that_keeps_no_count_names_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever became of torch's own fields, the roll call goes on."""
+    monkeypatch.setattr(lost_ranks.c10d, "_world", object())
+    assert lost_ranks._entered(2) == 0
