@@ -67,7 +67,8 @@ def tsne(z_NZ: Tensor, *, perplexity: float, seed: int) -> Tensor:
 def _descend(points: Tensor, together: Tensor) -> Tensor:
     """Gradient descent with momentum and a gain for each coordinate, as published."""
     moved, gains = torch.zeros_like(points), torch.ones_like(points)
-    rate = max(len(points) / EXAGGERATION / 4, 50.0)
+    # The usual floor of 50 overshoots where there are few points and throws some far away.
+    rate = max(len(points) / EXAGGERATION / 4, 10.0)
     for step in range(STEPS):
         is_early = step < EXAGGERATED_STEPS
         gradient = _gradient(points, together * (EXAGGERATION if is_early else 1.0))

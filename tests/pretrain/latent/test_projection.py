@@ -32,15 +32,20 @@ def test_pca_of_fewer_than_two_dimensions_or_vectors():
     assert pca(torch.ones(4, 3)).shares == (0.0, 0.0)
 
 
-def test_tsne_keeps_neighbours_together():
+@pytest.mark.parametrize("seed", range(6))
+def test_tsne_keeps_neighbours_together(seed):
+    """With steps five times as long two of these seeds throw points far away."""
     z = clusters()
-    points = tsne(z, perplexity=5, seed=0)
+    points = tsne(z, perplexity=5, seed=seed)
     gaps = torch.cdist(points, points)
     gaps.fill_diagonal_(float("inf"))
     group = torch.arange(36) // 12
     assert (group[gaps.argmin(1)] == group).all()
     own = gaps[group[:, None] == group][torch.isfinite(gaps[group[:, None] == group])]
-    assert gaps[group[:, None] != group].mean() > 3 * own.mean()
-    assert torch.equal(points, tsne(z, perplexity=5, seed=0))
+    assert gaps[group[:, None] != group].mean() > 7 * own.mean()
+    assert torch.equal(points, tsne(z, perplexity=5, seed=seed))
+
+
+def test_tsne_needs_three_times_as_many_vectors():
     with pytest.raises(ValueError, match="perplexity must lie in 1"):
-        tsne(z, perplexity=12, seed=0)
+        tsne(clusters(), perplexity=12, seed=0)
