@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +76,24 @@ def mpirun() -> Callable[[int], list[str]]:
         pytest.skip(f"mpirun is tested with Open MPI, not with {found.stdout.split(',')[0]}")
     words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return lambda num_ranks: [*words, "-n", str(num_ranks)]
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a command as subprocess.Popen does, with text; at the end what is left of it, and of
+    what it has started, dies."""
+    begun: list[psutil.Process] = []
+
+    def start(words: list[str], **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
+        begun.append(psutil.Process(process.pid))
+        return process
+
+    yield start
+    for process in begun:
+        if process.is_running():
+            for child in (*process.children(recursive=True), process):
+                child.kill()
 
 
 @pytest.fixture(scope="session")

@@ -52,28 +52,16 @@ def options(tmp_path, model_file, mixed_folder):
 
 
 @pytest.fixture
-def start(repository, tmp_path):
-    """Starts a command with the session of Open MPI in tmp_path; what is left at the end dies."""
-    begun: list[psutil.Process] = []
+def start(started, repository, tmp_path):
+    """Starts a command with the session of Open MPI in tmp_path."""
 
     def start_command(words: list[str], **environment: str) -> subprocess.Popen[str]:
         session = tmp_path / "session"
         session.mkdir(exist_ok=True)
-        process = subprocess.Popen(
-            words,
-            env={**os.environ, "PYTHONPATH": str(repository), "TMPDIR": str(session)} | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        begun.append(psutil.Process(process.pid))
-        return process
+        own = {"PYTHONPATH": str(repository), "TMPDIR": str(session)}
+        return started(words, env={**os.environ, **own, **environment}, stderr=subprocess.PIPE)
 
-    yield start_command
-    for process in begun:
-        if process.is_running():
-            for child in (*process.children(recursive=True), process):
-                child.kill()
+    return start_command
 
 
 @pytest.fixture

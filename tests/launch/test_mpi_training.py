@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,9 +18,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start(repository: Path, small_shards: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts the debug recipe behind `launcher`, in tmp_path; what is left at the end dies."""
-    begun: list[psutil.Process] = []
+def start(started: Start, repository: Path, small_shards: Path, tmp_path: Path) -> Start:
+    """Starts the debug recipe behind `launcher`, in tmp_path."""
 
     def start_training(
         launcher: list[str], name: str, *more: str, steps: int
@@ -29,22 +28,14 @@ def start(repository: Path, small_shards: Path, tmp_path: Path) -> Iterator[Star
         arguments += ["--data.shards", str(small_shards), "--steps", str(steps)]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "MASTER"))}
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        process = subprocess.Popen(
+        return started(
             [*launcher, str(repository / "launch/pretrain_glm.sh"), *arguments, *more],
             env=inherited | as_root | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
             cwd=tmp_path,
-            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
-        begun.append(psutil.Process(process.pid))
-        return process
 
-    yield start_training
-    for process in begun:
-        if process.is_running():
-            for child in (*process.children(recursive=True), process):
-                child.kill()
+    return start_training
 
 
 def losses(run: Path) -> list[float]:

@@ -29,7 +29,7 @@ PROGRAMS = {
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NUM_NODES = 2
 CPUS_PER_NODE = 8  # claimed, so that several jobs run at once
-PATIENCE_S = 240.0  # the machine may be busy
+PATIENCE_S = 600.0  # the machine may be busy
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 # Processes of a job are found by /proc alone (linuxproc), so that no cgroup is needed. What has
