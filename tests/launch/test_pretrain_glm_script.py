@@ -5,7 +5,6 @@ The forms run with a pretend interpreter that writes down how it was called inst
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -159,18 +158,8 @@ def test_without_deepspeed_it_names_the_cure(checkout: Path, tmp_path: Path) -> 
     assert "make -C" in done.stderr
 
 
-def test_help_imports_neither_torch_nor_deepspeed_and_takes_under_a_second(repository: Path):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        ["bash", str(repository / "launch/pretrain_glm.sh"), "--help"],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert "--optimizer.lr" in done.stdout
-    assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 1
+def test_help_imports_neither_torch_nor_deepspeed(repository: Path):
+    """Which is what it would take seconds for."""
     traced = subprocess.run(
         ["bash", str(repository / "launch/pretrain_glm.sh"), "--help"],
         env={**os.environ, "PYTHON": sys.executable, "PYTHONPROFILEIMPORTTIME": "1"},
@@ -178,6 +167,7 @@ def test_help_imports_neither_torch_nor_deepspeed_and_takes_under_a_second(repos
         text=True,
         check=True,
     )
+    assert "--optimizer.lr" in traced.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in traced.stderr.splitlines()}
     assert "pretrain.settings.config" in imported
     assert not imported & {"torch", "deepspeed", "transformers", "datasets"}
