@@ -90,7 +90,7 @@ class Engine:
             settings,
             torch.distributed.get_backend(),
             gathers_whole=bool(gathered_whole),
-            num_elements=_num_elements(make_model),
+            count=functools.partial(_num_elements, make_model),
         )
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
         # The dtype follows from settings: passed as an argument, 0.19.8 takes bf16 for fp32 on a

@@ -5,6 +5,7 @@ docs/bench.md, "Tuned". The sums that are formed stay the same, bit for bit.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from pretrain.settings.deepspeed_settings import offloads, stage
@@ -15,11 +16,12 @@ MAX_LIVE_PARAMETERS = 10**9  # DeepSpeed's stage3_max_live_parameters where the 
 
 
 def suited(
-    settings: dict[str, Any], backend: str, *, gathers_whole: bool, num_elements: int
+    settings: dict[str, Any], backend: str, *, gathers_whole: bool, count: Callable[[], int]
 ) -> dict[str, Any]:
     """The settings that DeepSpeed gets for ranks that talk through `backend`.
 
-    gathers_whole: whether layers are gathered in one collective each. num_elements: of the model.
+    gathers_whole: whether layers are gathered in one collective each. count: gives the model's
+    elements, and is asked only where they decide.
     """
     if stage(settings) != 3 or backend != "gloo":
         return settings
@@ -29,7 +31,7 @@ def suited(
         logger.info("engine: gloo adds up gradients by all-reduce (reduce_scatter false)")
         added["reduce_scatter"] = False
     added |= _gathering(zero, gathers_whole)
-    added |= _products(settings, num_elements)
+    added |= _products(settings, count)
     settings = settings | {"zero_optimization": zero | added}
     scales_itself = {"prescale_gradients", "gradient_predivide_factor"} & settings.keys()
     if not settings["zero_optimization"]["reduce_scatter"] and not scales_itself:
@@ -54,7 +56,7 @@ def _gathering(zero: dict[str, Any], gathers_whole: bool) -> dict[str, Any]:
     return {"stage3_param_persistence_threshold": 0}
 
 
-def _products(settings: dict[str, Any], num_elements: int) -> dict[str, Any]:
+def _products(settings: dict[str, Any], count: Callable[[], int]) -> dict[str, Any]:
     """Matrix products are torch's own where the model stays gathered until the backward pass.
 
     DeepSpeed's hold no gathered weight between the passes, which frees memory in a larger model,
@@ -63,12 +65,12 @@ def _products(settings: dict[str, Any], num_elements: int) -> dict[str, Any]:
     zero = settings["zero_optimization"]
     largest = int(zero.get("stage3_max_live_parameters", MAX_LIVE_PARAMETERS))
     is_offloaded = any(part.startswith("param ") for part in offloads(settings))
-    if "memory_efficient_linear" in zero or is_offloaded or num_elements > largest:
+    if "memory_efficient_linear" in zero or is_offloaded or (elements := count()) > largest:
         return {}
     logger.info(
         "engine: torch's own matrix products (memory_efficient_linear false): the model's %s "
         "parameters are not more than stage3_max_live_parameters, %s",
-        f"{num_elements:,}",
+        f"{elements:,}",
         f"{largest:,}",
     )
     return {"memory_efficient_linear": False}

@@ -17,7 +17,7 @@ def added(
 ) -> dict[str, Any]:
     """What is in the completed settings and not in those given."""
     given = {"zero_optimization": {"stage": 3} | zero} | named
-    made = suited(given, backend, gathers_whole=gathers_whole, num_elements=num_elements)
+    made = suited(given, backend, gathers_whole=gathers_whole, count=lambda: num_elements)
     old_zero = given["zero_optimization"]
     new_zero = {k: v for k, v in made["zero_optimization"].items() if k not in old_zero}
     return new_zero | {k: v for k, v in made.items() if k not in given}
@@ -46,6 +46,19 @@ def test_stages_below_3_are_left_alone(stage: int) -> None:
 
 def test_nccl_is_left_alone() -> None:
     assert added({}, backend="nccl") == {}
+
+
+def never() -> int:
+    raise AssertionError("a model was built to be counted")
+
+
+@pytest.mark.parametrize(
+    ("zero", "backend"),
+    [({"stage": 2}, "gloo"), ({"stage": 3}, "nccl"),
+     ({"stage": 3, "memory_efficient_linear": True}, "gloo")],
+)  # fmt: skip
+def test_the_model_is_counted_only_where_that_decides(zero: dict[str, Any], backend: str) -> None:
+    suited({"zero_optimization": zero}, backend, gathers_whole=True, count=never)
 
 
 def test_what_the_file_names_is_kept() -> None:
